@@ -1,0 +1,47 @@
+# Every target uses the virtual environment .venv, which `make setup` builds from constraints.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: setup demo test test-slow test-gpu lint format types bench docs schema clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo,report,dev]' -c constraints.txt
+	@touch $@
+
+demo: setup
+	$(BIN)/python scripts/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python scripts/benchmark_kernels.py
+
+schema: setup
+	$(BIN)/patternsearch schema > configs/schema/config.schema.json
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info

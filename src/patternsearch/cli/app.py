@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assembly of the command line: one module per command, errors to exit codes.
+
+Importing this module loads neither torch nor datasets; a command imports its library function
+when it runs.
+"""
+
+import sys
+
+import typer
+
+from patternsearch._version import __version__
+from patternsearch.cli._output import stderr_console
+from patternsearch.errors import PatternsearchError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="patternsearch",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Decide, prove and keep honest the sparse-attention pattern of every head.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"patternsearch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the program; never shows a traceback for an error the user can act on."""
+    try:
+        app(args=argv)
+    except PatternsearchError as error:
+        stderr_console().print(f"error: {error}", markup=False, soft_wrap=True, style="red")
+        sys.exit(error.exit_code)
