@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""From a recipe to samples to scores: recipes, sources, packing, the run loop."""

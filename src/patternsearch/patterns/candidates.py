@@ -115,9 +115,7 @@ class BlockSparse(_Pattern):
 VerticalSlash = Annotated[
     VerticalSlashSpread | VerticalSlashLastQ, Field(discriminator="estimator")
 ]
-Candidate = Annotated[
-    Dense | AShape | VerticalSlash | BlockSparse, Field(discriminator="kind")
-]
+Candidate = Annotated[Dense | AShape | VerticalSlash | BlockSparse, Field(discriminator="kind")]
 
 candidate_adapter: TypeAdapter[Any] = TypeAdapter(Candidate)
 """Validates a mapping into a candidate."""

@@ -74,7 +74,8 @@ def region_bounds(n: int) -> tuple[int, ...]:
 
 def region_rows(n: int) -> Int:
     """Return the number of rows in each region, shape [4]."""
-    return np.diff(np.asarray(region_bounds(n), dtype=np.int64))
+    bounds = np.asarray(region_bounds(n), dtype=np.int64)
+    return bounds[1:] - bounds[:-1]
 
 
 def query_segments(n: int, tile: int) -> tuple[Int, Int]:

@@ -112,9 +112,7 @@ class BlockSparseAxes(_Axes):
 _AnyVerticalSlashAxes = Annotated[
     VerticalSlashSpreadAxes | VerticalSlashLastQAxes, Field(discriminator="estimator")
 ]
-Axes = Annotated[
-    AShapeAxes | _AnyVerticalSlashAxes | BlockSparseAxes, Field(discriminator="kind")
-]
+Axes = Annotated[AShapeAxes | _AnyVerticalSlashAxes | BlockSparseAxes, Field(discriminator="kind")]
 
 
 class Grid(BaseModel):

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Online indices: which columns, diagonals and tiles a head would choose."""

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The score operation: masses of one layer in one pass."""
