@@ -6,6 +6,7 @@ when it runs.
 """
 
 import sys
+from importlib import import_module
 
 import typer
 
@@ -13,7 +14,10 @@ from patternsearch._version import __version__
 from patternsearch.cli._output import stderr_console
 from patternsearch.errors import PatternsearchError
 
-__all__ = ["app", "main"]
+__all__ = ["COMMAND_MODULES", "app", "main"]
+
+COMMAND_MODULES = ("env",)
+"""Modules of this package in the order of the help; each has ``register(app)``."""
 
 app = typer.Typer(
     name="patternsearch",
@@ -38,6 +42,10 @@ def _root(
     ),
 ) -> None:
     pass
+
+
+for _name in COMMAND_MODULES:
+    import_module(f"patternsearch.cli.{_name}").register(app)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scores folder on disk: written piece by piece, each piece whole or absent.
+
+A finished sample is one part file. A part carries the digest of the request and of its sample in
+its footer, so that a run continues exactly where an earlier one stopped and never takes over a
+part that belongs to something else or was damaged.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from patternsearch.calibration.request import changed_arguments, digest
+from patternsearch.calibration.samples import Sample
+from patternsearch.errors import InputError, ScoresError
+from patternsearch.schema.files import write_atomic
+from patternsearch.schema.scores import SAMPLES_COLUMNS, ScoresFolder
+
+__all__ = ["ScoresStore"]
+
+RUN_FORMAT = "patternsearch/run"
+_LAYOUT = pa.schema(
+    [
+        ("sample_id", pa.string()),
+        ("source", pa.string()),
+        ("split", pa.string()),
+        ("length", pa.int32()),
+        ("num_tokens", pa.int32()),
+        ("sha256", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+    ]
+)
+
+
+class ScoresStore:
+    """Reads and writes one scores folder on behalf of one request.
+
+    Args:
+        folder: where the scores are or will be.
+        request: the mapping of :func:`patternsearch.calibration.request.score_request`.
+    """
+
+    def __init__(self, folder: ScoresFolder, request: dict[str, Any]) -> None:
+        self.folder = folder
+        self.request = request
+        self.request_sha256 = digest(request)
+
+    @staticmethod
+    def refuse_foreign(folder: ScoresFolder) -> None:
+        """Refuse a folder that something else made.
+
+        Raises:
+            InputError: the path exists and is not a scores folder.
+        """
+        root = folder.root
+        if not root.exists():
+            return
+        if not root.is_dir():
+            raise InputError(f"{root} is a file, a folder is needed there: choose another output")
+        known = {folder.scores.name, folder.samples.name, folder.run.name, ".lock"}
+        strange = sorted(
+            path.name
+            for path in root.iterdir()
+            if path.name not in known and not path.name.endswith(".tmp")
+        )
+        if strange:
+            raise InputError(
+                f"{root} holds {strange[0]!r}, which patternsearch did not write: "
+                "choose another output or move that folder away"
+            )
+
+    def open(self, *, fresh: bool) -> bool:
+        """Prepare the folder and return True if it continues an earlier run.
+
+        Raises:
+            InputError: an earlier run had other arguments, each named, and ``fresh`` is False.
+        """
+        root = self.folder.root
+        if fresh and root.exists():
+            for path in (self.folder.run, self.folder.samples):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self.folder.scores, ignore_errors=True)
+        self.folder.scores.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        if not self.folder.run.exists():
+            if any(self.folder.scores.iterdir()):
+                raise InputError(
+                    f"{root} holds scores but no run.json to say what they are of: "
+                    "pass --fresh to discard them, or choose another output"
+                )
+            return False
+        differences = changed_arguments(self.read_run().get("request", {}), self.request)
+        if differences:
+            raise InputError(
+                f"{root} was made with other arguments ({'; '.join(differences)}): "
+                "repeat them to continue, pass --fresh to start over, or choose another output"
+            )
+        return True
+
+    def _sweep(self) -> None:
+        """Remove what a killed writer left half-written."""
+        for folder in (self.folder.root, self.folder.scores):
+            for path in folder.glob("*.tmp"):
+                path.unlink(missing_ok=True)
+
+    # --- run.json --------------------------------------------------------------------------
+
+    def read_run(self) -> dict[str, Any]:
+        """Return run.json.
+
+        Raises:
+            ScoresError: it cannot be read as one of ours.
+        """
+        path = self.folder.run
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ScoresError(
+                f"{path} cannot be read ({error}): pass --fresh to start over"
+            ) from None
+        if not isinstance(document, dict) or document.get("format") != RUN_FORMAT:
+            raise ScoresError(f"{path} is not a patternsearch run file: choose another output")
+        return document
+
+    def write_run(self, document: dict[str, Any]) -> None:
+        """Write run.json; the format and the request are added."""
+        full = {"format": RUN_FORMAT, "request": self.request, **document}
+        text = json.dumps(full, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomic(self.folder.run, text.encode())
+
+    # --- samples ---------------------------------------------------------------------------
+
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """Write samples.parquet."""
+        columns = {name: [getattr(sample, name) for sample in samples] for name in SAMPLES_COLUMNS}
+        columns["token_ids"] = [np.asarray(ids, dtype=np.int32) for ids in columns["token_ids"]]
+        self._write_table(pa.table(columns, schema=_LAYOUT), self.folder.samples, {})
+
+    def has_samples(self) -> bool:
+        """Return whether samples.parquet is there."""
+        return self.folder.samples.exists()
+
+    def check_samples(self, samples: Sequence[Sample]) -> None:
+        """Hold freshly drawn samples against the ones on disk.
+
+        Raises:
+            ScoresError: the text behind the recipe has changed since the run began.
+        """
+        try:
+            stored = pq.read_table(self.folder.samples, columns=["sample_id", "sha256"])
+        except (OSError, pa.ArrowException) as error:
+            raise ScoresError(
+                f"{self.folder.samples} cannot be read ({error}): pass --fresh to start over"
+            ) from None
+        before = dict(zip(*(column.to_pylist() for column in stored.columns), strict=True))
+        now = {sample.sample_id: sample.sha256 for sample in samples}
+        changed = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+        if changed:
+            raise ScoresError(
+                f"the recipe now gives other tokens for {len(changed)} of {len(before)} samples "
+                f"(first: {min(changed)}): its text or its packages changed since the run began; "
+                "restore them to continue, or pass --fresh to start over"
+            )
+
+    # --- parts -----------------------------------------------------------------------------
+
+    def has_part(self, index: int, sample: Sample) -> bool:
+        """Return whether a whole part of this sample and this request is on disk."""
+        path = self.folder.part(index)
+        if not path.exists():
+            return False
+        try:
+            metadata = pq.read_table(path, page_checksum_verification=True).schema.metadata or {}
+        except (OSError, pa.ArrowException):
+            return False
+        return metadata.get(b"patternsearch") == self._part_mark(sample)
+
+    def write_part(self, index: int, sample: Sample, table: pa.Table) -> None:
+        """Write the scores of one finished sample."""
+        self._write_table(
+            table, self.folder.part(index), {b"patternsearch": self._part_mark(sample)}
+        )
+
+    def remove_other_parts(self, num_samples: int) -> None:
+        """Remove files in the scores folder that are no part of this run."""
+        wanted = {self.folder.part(index).name for index in range(num_samples)}
+        for path in self.folder.scores.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+
+    def _part_mark(self, sample: Sample) -> bytes:
+        return f"{self.request_sha256} {sample.sample_id} {sample.sha256}".encode()
+
+    @staticmethod
+    def _write_table(table: pa.Table, path: Path, metadata: dict[bytes, bytes]) -> None:
+        merged = {**(table.schema.metadata or {}), **metadata}
+        buffer = io.BytesIO()
+        pq.write_table(
+            table.replace_schema_metadata(merged),
+            buffer,
+            compression="zstd",
+            write_page_checksum=True,
+        )
+        write_atomic(path, buffer.getvalue())

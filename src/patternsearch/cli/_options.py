@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, so that the same flag reads the same everywhere."""
+
+from typing import Annotated
+
+import typer
+
+from patternsearch.errors import InputError
+
+__all__ = [
+    "DeviceOpt",
+    "DtypeOpt",
+    "JsonOpt",
+    "ModelArg",
+    "OfflineOpt",
+    "TpSizeOpt",
+    "TrustOpt",
+    "parse_lengths",
+]
+
+JsonOpt = Annotated[
+    bool, typer.Option("--json", help="Write the result to stdout as one JSON document.")
+]
+ModelArg = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Checkpoint folder, hub id, or .gguf file.")
+]
+DeviceOpt = Annotated[
+    str | None,
+    typer.Option(help="Torch device; by default cuda if there is one, else cpu.", metavar="NAME"),
+]
+DtypeOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="Torch dtype of the forward; by default the checkpoint's on CUDA, float32 on the CPU.",
+        metavar="NAME",
+    ),
+]
+TpSizeOpt = Annotated[int, typer.Option(help="Tensor-parallel size the config is for.", min=1)]
+TrustOpt = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the checkpoint.")
+]
+OfflineOpt = Annotated[bool, typer.Option("--offline", help="Never open a network connection.")]
+
+
+def parse_lengths(text: str | None) -> tuple[int, ...] | None:
+    """Parse ``4096,32768`` or ``4k,32k`` into ascending lengths; None stays None.
+
+    Raises:
+        InputError: an item is not a positive integer.
+    """
+    if text is None:
+        return None
+    lengths = set()
+    for item in text.split(","):
+        word = item.strip().lower()
+        scale = 1024 if word.endswith("k") else 1
+        digits = word.removesuffix("k")
+        if not digits.isdigit() or int(digits) == 0:
+            raise InputError(
+                f"length {item.strip()!r} is not a positive whole number of tokens: "
+                "write lengths as 4096,32768 or 4k,32k"
+            )
+        lengths.add(int(digits) * scale)
+    return tuple(sorted(lengths))
