@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online indices: which columns, diagonals and tiles a head would choose."""
+"""The online index: scores of columns, diagonals, offsets and key tiles, and their ranks.
+
+These are the plain PyTorch functions; the Triton launchers of the same names are in
+``patternsearch.kernels.index.triton``, so that the CPU path needs no Triton.
+"""
+
+from patternsearch.kernels.index.reference import (
+    block_scores,
+    last_q_scores,
+    rank,
+    rank_blocks,
+    spread_scores,
+)
+
+__all__ = ["block_scores", "last_q_scores", "rank", "rank_blocks", "spread_scores"]
