@@ -48,9 +48,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Document(BaseModel):
-    """Base of every part of the document: immutable, and an unknown key is an error."""
+    """Base of every part of the document: immutable, finite, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Rope(Document):
