@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores as dense arrays: what a scores folder or data frame holds, checked once, ready for maths.
+
+The scores table has one row a sample × layer × head × candidate × index. Everything downstream
+works on arrays over [sample, layer, head, candidate], one set per calibrated length, since the
+samples of different lengths have nothing in common but their heads and candidates.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from patternsearch.errors import ScoresError
+from patternsearch.patterns.candidates import (
+    CANDIDATE_COLUMNS,
+    Candidate,
+    Dense,
+    candidate_from_columns,
+    describe,
+)
+from patternsearch.schema.scores import MASS_COLUMNS, SCORES_COLUMNS, ScoresFolder
+
+__all__ = ["LengthScores", "ScoreArrays", "load_scores", "scores_from_frame"]
+
+Floats = NDArray[np.float64]
+
+_MASS_SLACK = 1e-3
+"""How far a sum of float32 probabilities may stray outside [0, 1] before it is an error."""
+
+_TEXT_COLUMNS = ("sample_id", "source", "split", "kind", "estimator", "index")
+_COUNT_COLUMNS = ("density", "tiles", "columns")
+_NEEDED = tuple(name for name in SCORES_COLUMNS if name != "mass_logical")
+_REDO = "run `patternsearch calibrate` again"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthScores:
+    """Scores of all samples of one length bucket.
+
+    Attributes:
+        length: the bucket, in tokens.
+        sample_ids, sources: one a sample, in the order of the table.
+        heldout: bool [S].
+        num_tokens: int64 [S], real tokens.
+        mass: float64 [5, S, L, H, C], physical captured mass of the index that a runtime can
+            build (``none`` or ``online``): over all rows, then by region; NaN for an empty region.
+        oracle: float64 [S, L, H, C], all rows, oracle index; NaN where it was not scored.
+        density, tiles, columns: float64 [S, L, H, C].
+    """
+
+    length: int
+    sample_ids: tuple[str, ...]
+    sources: tuple[str, ...]
+    heldout: NDArray[np.bool_]
+    num_tokens: NDArray[np.int64]
+    mass: Floats
+    oracle: Floats
+    density: Floats
+    tiles: Floats
+    columns: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreArrays:
+    """A scores table as arrays.
+
+    Attributes:
+        candidates: in the order of the table, which is the grid's; axis C.
+        layers: the scored (full-attention) layers, ascending; axis L.
+        num_heads: query heads a layer; axis H.
+        lengths: one entry a length bucket, ascending.
+    """
+
+    candidates: tuple[Candidate, ...]
+    layers: tuple[int, ...]
+    num_heads: int
+    lengths: tuple[LengthScores, ...]
+
+    @property
+    def dense_index(self) -> int:
+        """Place of the dense candidate on axis C."""
+        return self.candidates.index(Dense())
+
+
+def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
+    """Read and check a scores folder.
+
+    Args:
+        folder: the folder that ``calibrate`` wrote beside its config.
+
+    Raises:
+        ScoresError: the folder is missing, foreign or incomplete, or its rows are inconsistent.
+    """
+    folder = folder if isinstance(folder, ScoresFolder) else ScoresFolder(Path(folder))
+    if not folder.root.is_dir():
+        raise ScoresError(
+            f"{folder.root} is not a folder: give the scores folder that `patternsearch calibrate` "
+            f"wrote beside its config (x.yaml → x.scores)"
+        )
+    missing = [p.name for p in (folder.scores, folder.samples, folder.run) if not p.exists()]
+    if missing:
+        raise ScoresError(
+            f"{folder.root} has no {', '.join(missing)}: a scores folder holds scores.parquet, "
+            f"samples.parquet and run.json; {_REDO} or name another folder"
+        )
+    expected = _read_parquet(folder.samples, ("sample_id",))["sample_id"].astype(str).tolist()
+    collector = _Collector()
+    for path in _part_files(folder.scores):
+        collector.add(_read_parquet(path, _NEEDED), path.name)
+    found = collector.sample_ids()
+    unscored = [sample for sample in expected if sample not in found]
+    if unscored:
+        raise ScoresError(
+            f"{folder.root} holds scores of {len(expected) - len(unscored)} of its "
+            f"{len(expected)} samples (missing: {_some(unscored)}): selection needs them all; "
+            f"{_REDO} with the same arguments to resume"
+        )
+    strangers = sorted(found - set(expected))
+    if strangers:
+        raise ScoresError(
+            f"{folder.root}/scores.parquet holds samples that samples.parquet does not list "
+            f"({_some(strangers)}): the folder mixes two runs; {_REDO} with --fresh"
+        )
+    return collector.finish()
+
+
+def scores_from_frame(frame: pd.DataFrame) -> ScoreArrays:
+    """Turn a scores data frame (columns :data:`~patternsearch.schema.scores.SCORES_COLUMNS`,
+    any row order) into arrays.
+
+    Raises:
+        ScoresError: columns are missing or rows are inconsistent.
+    """  # noqa: D205
+    _check_columns(tuple(frame.columns), _NEEDED, "the data frame")
+    collector = _Collector()
+    collector.add(frame, "the data frame")
+    return collector.finish()
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def _part_files(scores: Path) -> list[Path]:
+    if scores.is_file():
+        return [scores]
+    parts = sorted(scores.glob("*.parquet"))
+    if not parts:
+        raise ScoresError(f"{scores} holds no part files: no sample was scored yet; {_REDO}")
+    return parts
+
+
+def _check_columns(have: tuple[str, ...], need: tuple[str, ...], where: str) -> None:
+    missing = [name for name in need if name not in have]
+    if missing:
+        raise ScoresError(
+            f"{where} lacks the columns {', '.join(missing)}: it is not a scores table of this "
+            f"version; {_REDO}"
+        )
+
+
+def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    try:
+        _check_columns(tuple(pq.read_schema(path).names), columns, str(path))
+        text = [name for name in _TEXT_COLUMNS if name in columns]
+        table = pq.read_table(path, columns=list(columns), read_dictionary=text, memory_map=True)
+    except (pa.ArrowException, OSError) as error:
+        raise ScoresError(f"{path} cannot be read as Parquet ({error}): {_REDO}") from error
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+# --- rows to arrays --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sample's arrays, before stacking; the order of axis C is the collector's."""
+
+    sample_id: str
+    source: str
+    split: str
+    length: int
+    num_tokens: int
+    mass: Floats
+    oracle: Floats
+    counts: Floats
+
+
+class _Collector:
+    """Takes chunks of rows, one or more whole samples each, and lays them out."""
+
+    def __init__(self) -> None:
+        self._candidates: dict[Candidate, int] = {}
+        self._layers: NDArray[np.int64] | None = None
+        self._num_heads = 0
+        self._samples: dict[str, _Sample] = {}
+
+    def sample_ids(self) -> set[str]:
+        return set(self._samples)
+
+    def add(self, frame: pd.DataFrame, where: str) -> None:
+        """Lay out every sample of a chunk.
+
+        Raises:
+            ScoresError: rows are missing, repeated, foreign or out of range.
+        """
+        if frame.empty:
+            raise ScoresError(f"{where} holds no rows: {_REDO}")
+        sample_codes, sample_ids = pd.factorize(frame["sample_id"])
+        codes, candidates = _candidate_codes(frame, where)
+        values = {name: _floats(frame, name, where) for name in (*MASS_COLUMNS, *_COUNT_COLUMNS)}
+        heads = {name: frame[name].to_numpy(dtype=np.int64) for name in ("layer", "head")}
+        oracle = _is_oracle(frame, where)
+        order = np.argsort(sample_codes, kind="stable")
+        bounds = np.searchsorted(sample_codes[order], np.arange(len(sample_ids) + 1))
+        for place, sample_id in enumerate(sample_ids):
+            rows = order[bounds[place] : bounds[place + 1]]
+            sample = str(sample_id)
+            if sample in self._samples:
+                raise ScoresError(
+                    f"sample {sample} appears in more than one part ({where}): each sample is one "
+                    f"part; {_REDO} with --fresh"
+                )
+            self._samples[sample] = self._lay_out(
+                sample, frame.iloc[rows[0]], rows, codes, candidates, heads, oracle, values
+            )
+
+    def _lay_out(
+        self,
+        sample: str,
+        first: "pd.Series[Any]",
+        rows: NDArray[np.int64],
+        codes: NDArray[np.int64],
+        candidates: list[Candidate],
+        heads: dict[str, NDArray[np.int64]],
+        oracle: NDArray[np.bool_],
+        values: dict[str, Floats],
+    ) -> _Sample:
+        layer, head = heads["layer"][rows], heads["head"][rows]
+        place = self._agree(sample, codes[rows], candidates, layer, head)
+        assert self._layers is not None
+        shape = (len(self._layers), self._num_heads, len(self._candidates))
+        cell = np.ravel_multi_index(
+            (np.searchsorted(self._layers, layer), head, place[codes[rows]]), shape
+        )
+        is_oracle = oracle[rows]
+        self._check_complete(sample, cell[~is_oracle], shape)
+        selectable, informing = rows[~is_oracle], rows[is_oracle]
+
+        mass = np.full((len(MASS_COLUMNS), *shape), np.nan)
+        counts = np.empty((len(_COUNT_COLUMNS), *shape))
+        for axis, name in enumerate(MASS_COLUMNS):
+            mass[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
+        for axis, name in enumerate(_COUNT_COLUMNS):
+            counts[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
+        oracle_mass = np.full(shape, np.nan)
+        oracle_mass.reshape(-1)[cell[is_oracle]] = values["mass_physical"][informing]
+        _check_values(sample, mass, counts)
+        if first["split"] not in ("calibration", "heldout"):
+            raise ScoresError(
+                f"sample {sample} has split {first['split']!r}: it must be calibration or heldout"
+            )
+        return _Sample(
+            sample_id=sample,
+            source=str(first["source"]),
+            split=str(first["split"]),
+            length=int(first["length"]),
+            num_tokens=int(first["num_tokens"]),
+            mass=np.clip(mass, 0.0, 1.0),
+            oracle=np.clip(oracle_mass, 0.0, 1.0),
+            counts=counts,
+        )
+
+    def _agree(
+        self,
+        sample: str,
+        codes: NDArray[np.int64],
+        candidates: list[Candidate],
+        layer: NDArray[np.int64],
+        head: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Hold every sample to the first one's layers, heads and candidates.
+
+        Returns:
+            For each candidate of the chunk its place on axis C (−1 where this sample lacks it).
+        """
+        present = np.unique(codes)
+        if self._layers is None:
+            first_row = np.full(len(candidates), len(codes))
+            np.minimum.at(first_row, codes, np.arange(len(codes)))
+            for code in present[np.argsort(first_row[present], kind="stable")]:
+                self._candidates[candidates[code]] = len(self._candidates)
+            if Dense() not in self._candidates:
+                raise ScoresError(
+                    f"sample {sample} has no rows of the dense candidate: dense is always scored; "
+                    f"{_REDO}"
+                )
+            self._layers, self._num_heads = np.unique(layer), int(head.max()) + 1
+        mine = {candidates[code] for code in present}
+        odd = [c for c in self._candidates if c not in mine]
+        odd += [c for c in mine if c not in self._candidates]
+        if odd:
+            raise ScoresError(
+                f"sample {sample} was scored on other candidates than the first sample "
+                f"({_some([describe(c) for c in odd])}): all samples must share one grid; "
+                f"{_REDO} with --fresh"
+            )
+        if not np.array_equal(np.unique(layer), self._layers):
+            raise ScoresError(
+                f"sample {sample} was scored on other layers than the first sample: {_REDO} "
+                f"with --fresh"
+            )
+        if head.min() < 0 or head.max() >= self._num_heads:
+            raise ScoresError(
+                f"sample {sample} has head {int(head.max())}, the first sample has heads "
+                f"0..{self._num_heads - 1}: {_REDO} with --fresh"
+            )
+        return np.array([self._candidates.get(c, -1) for c in candidates], dtype=np.int64)
+
+    def _check_complete(
+        self, sample: str, cell: NDArray[np.int64], shape: tuple[int, ...]
+    ) -> None:
+        seen = np.bincount(cell, minlength=int(np.prod(shape)))
+        if (seen == 1).all():
+            return
+        layer, head, code = np.unravel_index(int(np.argmax(seen != 1)), shape)
+        assert self._layers is not None
+        candidate = list(self._candidates)[int(code)]
+        raise ScoresError(
+            f"sample {sample} has {int(seen[seen != 1][0])} selectable rows for layer "
+            f"{int(self._layers[layer])} head {int(head)} {describe(candidate)}: every head needs "
+            f"exactly one; {_REDO} with --fresh"
+        )
+
+    def finish(self) -> ScoreArrays:
+        assert self._layers is not None
+        lengths = sorted({sample.length for sample in self._samples.values()})
+        return ScoreArrays(
+            candidates=tuple(self._candidates),
+            layers=tuple(int(layer) for layer in self._layers),
+            num_heads=self._num_heads,
+            lengths=tuple(self._stack(length) for length in lengths),
+        )
+
+    def _stack(self, length: int) -> LengthScores:
+        samples = list(self._of_length(length))
+        heldout = np.array([sample.split == "heldout" for sample in samples])
+        if heldout.all():
+            raise ScoresError(
+                f"length {length} has held-out samples only: selection needs at least one "
+                f"calibration sample at every length; add samples or lower the held-out fraction"
+            )
+        counts = np.stack([sample.counts for sample in samples], axis=1)
+        return LengthScores(
+            length=length,
+            sample_ids=tuple(sample.sample_id for sample in samples),
+            sources=tuple(sample.source for sample in samples),
+            heldout=heldout,
+            num_tokens=np.array([sample.num_tokens for sample in samples], dtype=np.int64),
+            mass=np.stack([sample.mass for sample in samples], axis=1),
+            oracle=np.stack([sample.oracle for sample in samples]),
+            density=counts[0],
+            tiles=counts[1],
+            columns=counts[2],
+        )
+
+    def _of_length(self, length: int) -> Iterator[_Sample]:
+        """Hand the samples of one length out, so that stacking holds one length twice at most."""
+        for sample_id in [s.sample_id for s in self._samples.values() if s.length == length]:
+            yield self._samples.pop(sample_id)
+
+
+def _candidate_codes(
+    frame: pd.DataFrame, where: str
+) -> tuple[NDArray[np.int64], list[Candidate]]:
+    """Return each row's candidate as a code, and the candidates in order of first appearance."""
+    key = np.zeros(len(frame), dtype=np.int64)
+    for name in CANDIDATE_COLUMNS:
+        column, values = pd.factorize(frame[name])
+        key = key * (len(values) + 1) + column + 1
+    codes, _ = pd.factorize(key)
+    _, first = np.unique(codes, return_index=True)
+    named = frame[list(CANDIDATE_COLUMNS)].iloc[first]
+    candidates = []
+    for row in named.astype(object).to_dict("records"):
+        values = {str(name): None if pd.isna(value) else value for name, value in row.items()}
+        try:
+            candidates.append(candidate_from_columns(values))
+        except (ValidationError, ValueError) as error:
+            shown = {name: value for name, value in values.items() if value is not None}
+            raise ScoresError(
+                f"{where} has rows of {shown}, which is no candidate of this version "
+                f"({error}): {_REDO}"
+            ) from error
+    if len(set(candidates)) != len(candidates):
+        raise ScoresError(f"{where} names the same candidate in two ways: {_REDO} with --fresh")
+    return codes.astype(np.int64), candidates
+
+
+def _is_oracle(frame: pd.DataFrame, where: str) -> NDArray[np.bool_]:
+    codes, values = pd.factorize(frame["index"])
+    names = [str(value) for value in values]
+    strange = [name for name in names if name not in ("none", "online", "oracle")]
+    if strange or (codes < 0).any():
+        raise ScoresError(
+            f"{where} has index {_some(strange or ['null'])}: it must be none, online or oracle"
+        )
+    static = frame["kind"].isin(["dense", "a_shape"]).to_numpy()
+    is_none = np.array([name == "none" for name in names])[codes]
+    if (static != is_none).any():
+        raise ScoresError(
+            f"{where} has index none for a pattern that needs one, or an index for a static "
+            f"pattern: {_REDO}"
+        )
+    return np.array([name == "oracle" for name in names])[codes]
+
+
+def _floats(frame: pd.DataFrame, name: str, where: str) -> Floats:
+    try:
+        return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise ScoresError(f"{where}: column {name} is not numeric ({error}): {_REDO}") from error
+
+
+def _check_values(sample: str, mass: Floats, counts: Floats) -> None:
+    for name, values, low, high in (
+        ("mass_physical", mass[0], 0.0, 1.0),
+        ("density", counts[0], 0.0, 1.0),
+        ("tiles", counts[1], 0.0, np.inf),
+        ("columns", counts[2], 0.0, np.inf),
+    ):
+        good = np.isfinite(values) & (values >= low - _MASS_SLACK) & (values <= high + _MASS_SLACK)
+        if not good.all():
+            layer, head, _ = np.unravel_index(int(np.argmin(good)), values.shape)
+            raise ScoresError(
+                f"sample {sample}: {name} is {values[~good].flat[0]} in layer row {layer} head "
+                f"{head}, it must be finite and in [{low:g}, {high:g}]; {_REDO}"
+            )
+    regions = mass[1:]
+    if ((regions < -_MASS_SLACK) | (regions > 1 + _MASS_SLACK)).any():
+        raise ScoresError(f"sample {sample}: a region's mass lies outside [0, 1]; {_REDO}")
+
+
+def _some(names: list[str], limit: int = 3) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
