@@ -1,2 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse attention forward over exactly a pattern's physical set."""
+"""Sparse attention forward over the physical sets of a whole layer, heads of all kinds at once."""
+
+from patternsearch.kernels.attend.launch import BACKENDS, attend
+from patternsearch.kernels.attend.plan import (
+    AttendPlan,
+    DiagonalSets,
+    ImplicitSets,
+    ListedSets,
+    PlanCounts,
+    make_plan,
+)
+
+__all__ = [
+    "BACKENDS",
+    "AttendPlan",
+    "DiagonalSets",
+    "ImplicitSets",
+    "ListedSets",
+    "PlanCounts",
+    "attend",
+    "make_plan",
+]

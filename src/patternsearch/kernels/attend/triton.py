@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse attention forward in Triton: one launch for all heads that share a tile size.
+
+A program owns one head's query tile. It reads the diagonal tile first (masked), then whole key
+tiles, then gathered columns in chunks; the last two need no causal mask. One running softmax goes
+through all three.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from patternsearch.errors import EnvironmentLacks
+from patternsearch.kernels.attend.configs import AttendConfig, launch_configs
+from patternsearch.kernels.attend.plan import AttendPlan, TilePlan
+
+__all__ = ["attend_triton"]
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+
+
+@triton.jit
+def _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION: tl.constexpr):
+    b_new = tl.maximum(b_max, tl.max(b_score, 1) * scale_log2)  # [Q]
+    b_p = tl.exp2(b_score * scale_log2 - b_new[:, None])  # [Q, K]
+    b_decay = tl.exp2(b_max - b_new)
+    b_sum = b_sum * b_decay + tl.sum(b_p, 1)
+    b_acc = b_acc * b_decay[:, None]
+    b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
+    return b_acc, b_sum, b_new
+
+
+@triton.jit
+def _load_rows(P, o_key, o_dim, stride_n, stride_d, n, D: tl.constexpr, D_PAD: tl.constexpr,
+               BOUNDED: tl.constexpr):  # fmt: skip
+    p_rows = P + o_key.to(tl.int64)[:, None] * stride_n + o_dim[None, :] * stride_d
+    if BOUNDED:
+        return tl.load(p_rows, mask=(o_key < n)[:, None] & (o_dim < D)[None, :], other=0.0)
+    if D < D_PAD:
+        return tl.load(p_rows, mask=(o_dim < D)[None, :], other=0.0)
+    return tl.load(p_rows)
+
+
+@triton.jit
+def _key_tile(t, i_u, count, window, is_diagonal, uses_list, P_LIST):
+    implicit = tl.where(t < window, i_u - t, count - 1 - t)
+    entry = tl.load(P_LIST + t, mask=uses_list != 0, other=implicit)
+    return tl.where(is_diagonal != 0, i_u - entry, entry)
+
+
+@triton.jit
+def attend_fwd_kernel(
+    Q, K, V, K_TMA, V_TMA, OUT, LSE,
+    META, TILE_COUNT, COLUMN_COUNT, LISTS, COLUMNS, ORDER,
+    n, num_tiles, group, scale_log2,
+    stride_qh, stride_qn, stride_qd, stride_kh, stride_kn, stride_kd,
+    stride_vh, stride_vn, stride_vd, stride_oh, stride_on, stride_od,
+    D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr, USE_TMA: tl.constexpr, HAS_COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    SPLIT: tl.constexpr = TILE // BLOCK_K
+    item = tl.load(ORDER + tl.program_id(0))
+    i_g = item // num_tiles
+    i_u = item % num_tiles
+    p_meta = META + i_g * 8
+    i_head = tl.load(p_meta)
+    window = tl.load(p_meta + 1).to(tl.int32)
+    is_diagonal = tl.load(p_meta + 2).to(tl.int32)
+    uses_list = tl.load(p_meta + 3).to(tl.int32)
+    p_list = LISTS + tl.load(p_meta + 4) + tl.load(p_meta + 5) * i_u
+    count = tl.load(TILE_COUNT + item)
+    i_kv = (i_head // group).to(tl.int32)
+
+    p_k = K + i_kv.to(tl.int64) * stride_kh
+    p_v = V + i_kv.to(tl.int64) * stride_vh
+    o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    o_row = i_u * TILE + tl.arange(0, TILE)
+    o_k = tl.arange(0, BLOCK_K)
+    b_q = _load_rows(Q + i_head * stride_qh, o_row, o_dim, stride_qn, stride_qd, n, D, D_PAD, True)
+
+    b_max = tl.full([TILE], float("-inf"), tl.float32)
+    b_sum = tl.zeros([TILE], tl.float32)
+    b_acc = tl.zeros([TILE, D_PAD], tl.float32)
+
+    for part in tl.static_range(SPLIT):  # the diagonal tile
+        o_key = i_u * TILE + part * BLOCK_K + o_k
+        b_k = _load_rows(p_k, o_key, o_dim, stride_kn, stride_kd, n, D, D_PAD, True)
+        b_v = _load_rows(p_v, o_key, o_dim, stride_vn, stride_vd, n, D, D_PAD, True)
+        b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_score = tl.where(o_row[:, None] >= o_key[None, :], b_score, float("-inf"))
+        b_acc, b_sum, b_max = _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION)
+
+    for t in tl.range(SPLIT, count * SPLIT, num_stages=STAGES):  # key tiles below the diagonal
+        i_v = _key_tile(t // SPLIT, i_u, count, window, is_diagonal, uses_list, p_list)
+        first = i_v * TILE + (t % SPLIT) * BLOCK_K
+        if USE_TMA:
+            b_k = K_TMA.load([i_kv, first, 0]).reshape(BLOCK_K, D_PAD)
+            b_v = V_TMA.load([i_kv, first, 0]).reshape(BLOCK_K, D_PAD)
+        else:
+            b_k = _load_rows(p_k, first + o_k, o_dim, stride_kn, stride_kd, n, D, D_PAD, False)
+            b_v = _load_rows(p_v, first + o_k, o_dim, stride_vn, stride_vd, n, D, D_PAD, False)
+        b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        b_acc, b_sum, b_max = _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION)
+
+    if HAS_COLUMNS:
+        p_column = COLUMNS + tl.load(p_meta + 6) + tl.load(p_meta + 7) * i_u
+        num_columns = tl.load(COLUMN_COUNT + item)
+        o_c = tl.arange(0, BLOCK_C)
+        for c in tl.range(0, num_columns, BLOCK_C, num_stages=STAGES):
+            o_key = tl.load(p_column + c + o_c)
+            b_k = _load_rows(p_k, o_key, o_dim, stride_kn, stride_kd, n, D, D_PAD, False)
+            b_v = _load_rows(p_v, o_key, o_dim, stride_vn, stride_vd, n, D, D_PAD, False)
+            b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+            b_score = tl.where((c + o_c < num_columns)[None, :], b_score, float("-inf"))
+            b_acc, b_sum, b_max = _accumulate(
+                b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION
+            )
+
+    m_row = o_row < n
+    b_out = b_acc / b_sum[:, None]
+    p_out = OUT + i_head * stride_oh + o_row.to(tl.int64)[:, None] * stride_on
+    p_out += o_dim[None, :] * stride_od
+    m_out = m_row[:, None] & (o_dim < D)[None, :]
+    tl.store(p_out, b_out.to(OUT.dtype.element_ty), mask=m_out)
+    tl.store(LSE + i_head * n + o_row, (b_max + tl.log2(b_sum)) * 0.6931471805599453, mask=m_row)
+
+
+def attend_triton(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, plan: AttendPlan,
+    config: AttendConfig | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Run the plan; arguments are checked by :func:`patternsearch.kernels.attend.attend`.
+
+    Raises:
+        EnvironmentLacks: no launch configuration fits the device's shared memory.
+    """
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[1:3], dtype=torch.float32, device=q.device)
+    for part in plan.tile_plans:
+        _launch(q, k, v, out, lse, scale, part, config)
+    return out, lse
+
+
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, part: TilePlan,
+    config: AttendConfig | None,
+) -> None:  # fmt: skip
+    configs = [config] if config is not None else launch_configs(q, k, v, part.tile)
+    too_large = []
+    for choice in configs:
+        try:
+            _launch_with(q, k, v, out, lse, scale, part, choice)
+        except triton.runtime.errors.OutOfResources as error:
+            too_large.append(f"{choice}: {error}")
+        else:
+            return
+    raise EnvironmentLacks(
+        f"no attention configuration for head_dim {q.shape[-1]}, {q.dtype}, tile {part.tile} fits "
+        f"this GPU: {'; '.join(too_large)}. Use a GPU with more shared memory or backend='torch'"
+    )
+
+
+def _launch_with(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, part: TilePlan,
+    config: AttendConfig,
+) -> None:  # fmt: skip
+    _, num_heads, n, head_dim = q.shape
+    padded = max(16, triton.next_power_of_2(head_dim))
+    k_tma, v_tma = k, v
+    if config.use_tma:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        block = [1, config.block_k, padded]
+        k_tma = TensorDescriptor.from_tensor(k[0], block)
+        v_tma = TensorDescriptor.from_tensor(v[0], block)
+    attend_fwd_kernel[(part.order.numel(),)](
+        q, k, v, k_tma, v_tma, out, lse,
+        part.meta, part.tile_count, part.column_count, part.lists, part.columns, part.order,
+        n, part.tile_count.shape[1], num_heads // k.shape[1], scale * LOG2_E,
+        *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], *out.stride()[1:],
+        D=head_dim, D_PAD=padded, TILE=part.tile, BLOCK_K=config.block_k,
+        BLOCK_C=config.block_c, USE_TMA=config.use_tma, HAS_COLUMNS=part.columns.numel() > 1,
+        STAGES=config.num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps,
+    )  # fmt: skip
