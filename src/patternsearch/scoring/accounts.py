@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What evaluation collects for each candidate, on the device, and the result it becomes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from patternsearch.errors import ModelError
+from patternsearch.patterns.candidates import Candidate, Index
+from patternsearch.patterns.geometry import NUM_REGIONS, causal_pairs, region_bounds, region_rows
+
+__all__ = ["Accounts", "LayerScores", "Regions"]
+
+_ROUNDING = 1e-4
+"""How far float32 sums of probabilities may carry a mass outside [0, 1]; more is a fault."""
+
+_CAPTURED = slice(0, NUM_REGIONS)
+_LOGICAL, _PAIRS, _TILES, _COLUMNS = range(NUM_REGIONS, NUM_REGIONS + 4)
+_FIELDS = NUM_REGIONS + 4
+
+
+@dataclass(frozen=True, slots=True)
+class LayerScores:
+    """Scores of every head of a layer; R rows a head, in the order of the scores table.
+
+    Attributes:
+        specs: the candidate and the index of each row.
+        mass: float64 [Hq, R, 5], physical captured mass over all query rows and over each
+            quarter; NaN for a quarter without rows (n < 4).
+        logical: float64 [Hq, R], captured mass of the logical set.
+        density: float64 [Hq, R], causal pairs read of all causal pairs.
+        tiles: int64 [Hq, R], causal tiles read, of the candidate's own size; of 64 for dense.
+        columns: int64 [Hq, R], chosen columns gathered outside the tiles, summed over query tiles.
+    """
+
+    specs: tuple[tuple[Candidate, Index], ...]
+    mass: NDArray[np.float64]
+    logical: NDArray[np.float64]
+    density: NDArray[np.float64]
+    tiles: NDArray[np.int64]
+    columns: NDArray[np.int64]
+
+
+class Regions:
+    """Sums over the query rows of each region from sums over segments."""
+
+    def __init__(self, n: int, segment_region: Sequence[int]) -> None:
+        self.rows = region_rows(n)
+        last = np.searchsorted(segment_region, np.arange(NUM_REGIONS), side="right")
+        first = np.searchsorted(segment_region, np.arange(NUM_REGIONS), side="left")
+        self._segments = [slice(int(a), int(b)) for a, b in zip(first, last, strict=True)]
+
+    def sum(self, by_segment: Tensor) -> Tensor:
+        """Sum [..., segments] to float64 [..., 4]."""
+        parts = [by_segment[..., part].sum(-1, dtype=torch.float64) for part in self._segments]
+        return torch.stack(parts, dim=-1)
+
+
+class Accounts:
+    """Collects rows on the device; one copy to the host at the end."""
+
+    def __init__(self, num_heads: int, num_rows: int, n: int, device: torch.device) -> None:
+        self.n = n
+        self._values = torch.full(
+            (num_heads, num_rows, _FIELDS), float("nan"), dtype=torch.float64, device=device
+        )
+        self._values[..., _COLUMNS] = 0
+
+    def put(
+        self,
+        rows: Sequence[int],
+        *,
+        captured: Tensor,
+        pairs: Tensor,
+        tiles: Tensor,
+        columns: Tensor | None = None,
+        logical: Tensor | None = None,
+    ) -> None:
+        """Enter some rows.
+
+        Args:
+            rows: their places, G of them.
+            captured: [Hq, G, 4], probability captured by the physical set, summed by region.
+            pairs: [Hq, G] or [G], causal pairs read.
+            tiles: [Hq, G] or [G], causal tiles read.
+            columns: [Hq, G], columns gathered; none if left out.
+            logical: [Hq, G], probability captured by the logical set, summed over all rows; that
+                of the physical set if left out.
+        """
+        at = torch.tensor(rows, device=self._values.device)
+        values = torch.empty(
+            self._values.shape[0], len(rows), _FIELDS, dtype=torch.float64, device=at.device
+        )
+        values[..., _CAPTURED] = captured.double()
+        values[..., _LOGICAL] = captured.double().sum(-1) if logical is None else logical.double()
+        values[..., _PAIRS] = pairs.double()
+        values[..., _TILES] = tiles.double()
+        values[..., _COLUMNS] = 0 if columns is None else columns.double()
+        self._values[:, at] = values
+
+    def finish(
+        self,
+        specs: tuple[tuple[Candidate, Index], ...],
+        total: Tensor,
+        layer: int | None,
+    ) -> LayerScores:
+        """Copy to the host, check, and divide.
+
+        Args:
+            specs: what the rows are.
+            total: [Hq], all probability of a head; n, if the activations are sound.
+            layer: named in errors.
+
+        Raises:
+            ModelError: the probabilities of a head are not finite.
+        """
+        host = torch.cat([self._values.flatten(1), total.double()[:, None]], dim=1).cpu().numpy()
+        total_host, values = host[:, -1], host[:, :-1].reshape(len(host), len(specs), _FIELDS)
+        broken = np.flatnonzero(~np.isfinite(total_host))
+        if broken.size:
+            where = "" if layer is None else f"layer {layer}, "
+            raise ModelError(
+                f"{where}head {broken[0]}: the attention probabilities are not finite "
+                f"({broken.size} of {len(host)} heads of the layer): the model's activations "
+                "overflow or its weights hold NaN; check the checkpoint, or load it in float32 or "
+                "bfloat16"
+            )
+        assert np.all(np.abs(total_host - self.n) <= 1e-3 * self.n), "lse does not fit q and k"
+        captured = values[..., _CAPTURED]
+        with np.errstate(invalid="ignore"):
+            by_region = captured / np.diff(np.asarray(region_bounds(self.n), dtype=np.float64))
+        mass = np.concatenate([captured.sum(-1, keepdims=True) / self.n, by_region], axis=-1)
+        return LayerScores(
+            specs=specs,
+            mass=_clamp(mass),
+            logical=_clamp(values[..., _LOGICAL] / self.n),
+            density=values[..., _PAIRS] / causal_pairs(self.n),
+            tiles=values[..., _TILES].astype(np.int64),
+            columns=values[..., _COLUMNS].astype(np.int64),
+        )
+
+
+def _clamp(mass: NDArray[np.float64]) -> NDArray[np.float64]:
+    outside = np.nanmax(np.maximum(-mass, mass - 1.0), initial=0.0)
+    assert outside <= _ROUNDING, f"captured mass is {outside} outside [0, 1]"
+    return np.clip(mass, 0.0, 1.0)

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores all candidates of a grid on the q and k of one layer, in one pass over the pairs.
+
+Online ranks come first, since they decide the buckets that the pass reduces under. Oracle ranks
+need sums over the whole matrix: one more pass, behind an option.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from patternsearch.errors import InputError
+from patternsearch.kernels import index as torch_index
+from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
+from patternsearch.patterns.candidates import (
+    AShape,
+    BlockSparse,
+    Candidate,
+    Dense,
+    Index,
+    VerticalSlashLastQ,
+    VerticalSlashSpread,
+    describe,
+)
+from patternsearch.scoring.accounts import Accounts, LayerScores
+from patternsearch.scoring.tile_sets import (
+    TileMasses,
+    put_a_shape,
+    put_block_sparse,
+    put_dense,
+)
+from patternsearch.scoring.vertical_slash import VerticalSlashIndex, prepare
+
+__all__ = ["Consumer", "LayerScorer", "LayerScores"]
+
+Consumer = Literal["patternsearch", "minference", "vllm", "sglang"]
+
+
+@dataclass
+class _Rows:
+    """Candidates of one kind that share an index, with their places."""
+
+    candidates: list[Any] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def add(self, candidate: Candidate, row: int) -> None:
+        self.candidates.append(candidate)
+        self.rows.append(row)
+
+
+class LayerScorer:
+    """Scores a fixed list of candidates on any number of layers.
+
+    Args:
+        candidates: distinct candidates; their order is the order of the rows.
+        oracle: also score every dynamic candidate with the oracle index.
+        consumer: whose kernels will run ``last_q`` candidates, which decides their physical set:
+            tile diagonals for ``patternsearch``; for each offset the 64 keys that a query tile of
+            64 reads, for ``minference``, ``vllm`` and ``sglang``. The last two run a ``vertical``
+            of 30 as 130, and are scored so. Other candidates do not depend on it.
+        backend: ``torch`` runs anywhere; ``triton`` needs CUDA tensors and their ``lse``.
+
+    Raises:
+        InputError: a candidate cannot run on the consumer's kernels.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        oracle: bool = False,
+        consumer: Consumer = "patternsearch",
+        backend: Literal["torch", "triton"] = "torch",
+    ) -> None:
+        self.oracle = oracle
+        self.consumer: Consumer = consumer
+        self.backend = backend
+        specs: list[tuple[Candidate, Index]] = []
+        self._dense: list[int] = []
+        self._a_shape = _Rows()
+        self._blocks: dict[tuple[str | None, int], _Rows] = {}
+        self._spread: dict[tuple[int, int, int] | int, _Rows] = {}
+        self._last_q: dict[tuple[int, int] | int, _Rows] = {}
+        for candidate in candidates:
+            self._check(candidate)
+            for index in self._indices(candidate):
+                self._place(candidate, index, len(specs))
+                specs.append((candidate, index))
+        self.specs: tuple[tuple[Candidate, Index], ...] = tuple(specs)
+
+    def _check(self, candidate: Candidate) -> None:
+        if (
+            self.consumer != "patternsearch"
+            and isinstance(candidate, VerticalSlashLastQ)
+            and candidate.tile != 64
+        ):
+            raise InputError(
+                f"{describe(candidate)}: the kernels of {self.consumer} have query tiles of 64: "
+                "give estimator last_q the tile 64 in the grid, or score for patternsearch"
+            )
+
+    def _indices(self, candidate: Candidate) -> tuple[Index, ...]:
+        if isinstance(candidate, Dense | AShape):
+            return ("none",)
+        return ("online", "oracle") if self.oracle else ("online",)
+
+    def _place(self, candidate: Candidate, index: Index, row: int) -> None:
+        online = index == "online"
+        if isinstance(candidate, Dense):
+            self._dense.append(row)
+        elif isinstance(candidate, AShape):
+            self._a_shape.add(candidate, row)
+        elif isinstance(candidate, BlockSparse):
+            key = (candidate.estimator if online else None, candidate.tile)
+            self._blocks.setdefault(key, _Rows()).add(candidate, row)
+        elif isinstance(candidate, VerticalSlashSpread):
+            sampled = (candidate.last_q, candidate.spread_rows, candidate.tile)
+            self._spread.setdefault(sampled if online else candidate.tile, _Rows()).add(
+                candidate, row
+            )
+        else:
+            last = (candidate.last_q, candidate.tile)
+            self._last_q.setdefault(last if online else candidate.tile, _Rows()).add(candidate, row)
+
+    @torch.no_grad()
+    def score(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float,
+        lse: Tensor | None = None,
+        layer: int | None = None,
+    ) -> LayerScores:
+        """Score every head of one layer.
+
+        Args:
+            q: [1, Hq, n, d] after positions are applied, floating, any strides.
+            k: [1, Hkv, n, d], not repeated.
+            scale: factor of the logits.
+            lse: float32 [Hq, n], natural log-sum-exp of the rows of the dense attention; needed
+                by the backend ``triton``, computed here by ``torch`` if None.
+            layer: named in errors.
+
+        Raises:
+            ModelError: q and k give probabilities that are not finite; names layer and head.
+        """
+        n = q.shape[2]
+        oracle_masses = self._oracle_pass(q, k, scale, lse)
+        slashes = self._slash_indices(q, k, scale, oracle_masses)
+        sinks = sorted({candidate.sink for candidate in self._a_shape.candidates})
+        windows = sorted({candidate.window for candidate in self._a_shape.candidates})
+        masses = self._score_masses(
+            q,
+            k,
+            scale=scale,
+            lse=lse,
+            tables=[table for index in slashes for table in index.tables],
+            a_shape_sinks=sinks,
+            a_shape_windows=windows,
+        )
+        accounts = Accounts(q.shape[1], len(self.specs), n, q.device)
+        tile_masses = TileMasses(masses.segment_mass, n)
+        for row in self._dense:
+            put_dense(accounts, tile_masses, row)
+        if masses.a_shape_logical is not None:
+            group = self._a_shape
+            sink_of = [sinks.index(candidate.sink) for candidate in group.candidates]
+            window_of = [windows.index(candidate.window) for candidate in group.candidates]
+            logical = masses.a_shape_logical[:, sink_of, window_of]
+            put_a_shape(accounts, tile_masses, group.rows, group.candidates, logical)
+        for (estimator, tile), group in self._blocks.items():
+            scores = None
+            if estimator is not None:
+                scores = self._index("block_scores")(
+                    q, k, scale=scale, tile=tile, estimator=estimator
+                )
+            put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores)
+        column_mass = list(masses.column_mass)
+        for index in slashes:
+            index.put(accounts, [column_mass.pop(0) for _ in index.tables])
+        total = masses.segment_mass.sum((1, 2), dtype=torch.float64)
+        return accounts.finish(self.specs, total, layer)
+
+    def _oracle_pass(
+        self, q: Tensor, k: Tensor, scale: float, lse: Tensor | None
+    ) -> ScoreMasses | None:
+        if not (self.oracle and (self._spread or self._last_q)):
+            return None
+        return self._score_masses(
+            q, k, scale=scale, lse=lse, column_sums=True, offset_sums=bool(self._last_q)
+        )
+
+    def _slash_indices(
+        self, q: Tensor, k: Tensor, scale: float, oracle: ScoreMasses | None
+    ) -> list[VerticalSlashIndex]:
+        """Rank every Vertical-Slash index, online and oracle."""
+        indices = []
+        for key, group in self._spread.items():
+            if isinstance(key, tuple):
+                last_q, spread_rows, tile = key
+                columns, diagonals = self._index("spread_scores")(
+                    q, k, scale=scale, last_q=last_q, spread_rows=spread_rows, tile=tile
+                )
+            else:
+                assert oracle is not None and oracle.column_sum is not None
+                columns = oracle.column_sum
+                diagonals = TileMasses(oracle.segment_mass, q.shape[2]).diagonal_sums(key)
+            indices.append(prepare(group.candidates, group.rows, columns, diagonals, self.consumer))
+        for last_key, group in self._last_q.items():
+            if isinstance(last_key, tuple):
+                columns, offsets = self._index("last_q_scores")(
+                    q, k, scale=scale, last_q=last_key[0]
+                )
+            else:
+                assert oracle is not None
+                assert oracle.column_sum is not None and oracle.offset_sum is not None
+                columns, offsets = oracle.column_sum, oracle.offset_sum
+            indices.append(prepare(group.candidates, group.rows, columns, offsets, self.consumer))
+        return indices
+
+    def _index(self, name: str) -> Any:
+        """Return a score function of the online index for the backend."""
+        if self.backend == "triton":
+            return getattr(import_module("patternsearch.kernels.index.triton"), name)
+        return getattr(torch_index, name)
+
+    def _score_masses(self, q: Tensor, k: Tensor, **arguments: Any) -> ScoreMasses:
+        if self.backend == "torch":
+            return score_masses_chunked(q, k, **arguments)
+        from patternsearch.kernels.score import score_masses
+
+        assert arguments["lse"] is not None, "the triton backend needs the rows' log-sum-exp"
+        return score_masses(q, k, **arguments)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates whose physical set is whole tiles by query tile: dense, A-shape, Block-Sparse.
+
+All of them read the probability mass of 64-key tiles in query segments, computed once.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patternsearch.kernels.index import rank_blocks
+from patternsearch.patterns.candidates import AShape, BlockSparse
+from patternsearch.patterns.geometry import (
+    a_shape_counts,
+    a_shape_sink_tiles,
+    a_shape_window_diagonals,
+    block_sparse_counts,
+    causal_pairs,
+    effective_blocks,
+    num_tiles,
+    query_segments,
+)
+from patternsearch.scoring.accounts import Accounts, Regions
+
+__all__ = ["TileMasses", "put_a_shape", "put_block_sparse", "put_dense"]
+
+_LIMIT = 2**26
+"""Largest number of elements in a temporary array; heads are taken in blocks that respect it."""
+
+
+class TileMasses:
+    """Mass of key tiles by query segment, and by query tile, of either tile size.
+
+    Args:
+        segment_mass: [Hq, segments, num_tiles(n, 64)].
+        n: real tokens.
+    """
+
+    def __init__(self, segment_mass: Tensor, n: int) -> None:
+        self.n = n
+        self.segment_mass = segment_mass
+        bounds, region = query_segments(n, 64)
+        self.first_row = bounds[:-1]
+        self.regions = Regions(n, region.tolist())
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+        return self.segment_mass.shape[0]
+
+    def head_blocks(self) -> list[slice]:
+        """Return blocks of heads small enough for temporaries of the size of their masses."""
+        step = max(1, _LIMIT // self.segment_mass[0].numel())
+        return [slice(h, h + step) for h in range(0, self.num_heads, step)]
+
+    def query_tiles(self, tile: int) -> Tensor:
+        """Return the query tile of each segment, int64 [segments]."""
+        return torch.from_numpy(self.first_row // tile).to(self.segment_mass.device)
+
+    def by_segment(self, heads: slice, tile: int) -> Tensor:
+        """Return [heads, segments, num_tiles(n, tile)]."""
+        mass = self.segment_mass[heads]
+        per_tile = tile // 64
+        if per_tile == 1:
+            return mass
+        pad = num_tiles(self.n, tile) * per_tile - mass.shape[2]
+        return torch.nn.functional.pad(mass, (0, pad)).unflatten(2, (-1, per_tile)).sum(-1)
+
+    def by_query_tile(self, heads: slice, tile: int) -> Tensor:
+        """Return [heads, query tiles, key tiles], the mass of each tile."""
+        mass = self.by_segment(heads, tile)
+        query = self.first_row // tile
+        first = np.searchsorted(query, np.arange(num_tiles(self.n, tile)))
+        count = np.diff(np.append(first, len(query)))
+        total = mass[:, torch.from_numpy(first).to(mass.device)].clone()
+        for extra in range(1, int(count.max())):
+            more = np.flatnonzero(count > extra)
+            at = torch.from_numpy(more).to(mass.device)
+            total[:, at] += mass[:, torch.from_numpy(first[more] + extra).to(mass.device)]
+        return total
+
+    def diagonal_sums(self, tile: int) -> Tensor:
+        """Return [Hq, num_tiles(n, tile)], the mass of each tile diagonal D = u − v."""
+        parts = []
+        for heads in self.head_blocks():
+            mass = self.by_query_tile(heads, tile)
+            tiles = mass.shape[1]
+            # Key tile u − D of query tile u; those below 0 do not exist.
+            key = torch.arange(tiles, device=mass.device)
+            key = key[:, None] - key
+            shifted = mass.gather(2, key.clamp(min=0).expand(mass.shape[0], -1, -1))
+            parts.append(torch.where(key >= 0, shifted, 0).sum(1))
+        return torch.cat(parts)
+
+
+def put_dense(accounts: Accounts, masses: TileMasses, row: int) -> None:
+    """Enter the dense candidate, whose mass and density are 1 by definition."""
+    device = masses.segment_mass.device
+    rows = torch.tensor(masses.regions.rows, dtype=torch.float64, device=device)
+    count = num_tiles(masses.n, 64)
+    accounts.put(
+        [row],
+        captured=rows.expand(masses.num_heads, 1, -1),
+        pairs=torch.tensor([causal_pairs(masses.n)], device=device),
+        tiles=torch.tensor([count * (count + 1) // 2], device=device),
+    )
+
+
+def put_a_shape(
+    accounts: Accounts,
+    masses: TileMasses,
+    rows: Sequence[int],
+    candidates: Sequence[AShape],
+    logical: Tensor,
+) -> None:
+    """Enter A-shape candidates.
+
+    Args:
+        accounts: receives the rows.
+        masses: of the layer.
+        rows: place of each candidate.
+        candidates: to score.
+        logical: [Hq, G], the logical mass of each, summed over rows.
+    """
+    n, device = masses.n, logical.device
+    count = num_tiles(n, 64)
+    sink_end, window_start, row_end = [], [], []
+    for candidate in candidates:
+        tile, per_tile = candidate.tile, candidate.tile // 64
+        query = masses.first_row // tile
+        end = np.minimum((query + 1) * per_tile, count)
+        sinks = a_shape_sink_tiles(n, tile, candidate.sink) * per_tile
+        diagonals = a_shape_window_diagonals(n, tile, candidate.window)
+        sink_end.append(np.minimum(sinks, end))
+        window_start.append(
+            np.maximum(np.maximum(query - diagonals + 1, 0) * per_tile, sink_end[-1])
+        )
+        row_end.append(end)
+    sink, start, end = (
+        torch.from_numpy(np.stack(values)).to(device)
+        for values in (sink_end, window_start, row_end)
+    )
+    segment = torch.arange(len(masses.first_row), device=device)
+    parts = []
+    for heads in masses.head_blocks():
+        running = masses.segment_mass[heads].cumsum(-1)
+        running = torch.nn.functional.pad(running, (1, 0))
+        captured = (
+            running[:, segment, sink] + running[:, segment, end] - running[:, segment, start]
+        )  # [heads, G, segments]
+        parts.append(masses.regions.sum(captured))
+    counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
+    tiles, pairs = torch.tensor(counts, device=device).unbind(1)
+    accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles, logical=logical)
+
+
+def put_block_sparse(
+    accounts: Accounts,
+    masses: TileMasses,
+    rows: Sequence[int],
+    candidates: Sequence[BlockSparse],
+    scores: Tensor | None,
+) -> None:
+    """Enter Block-Sparse candidates of one tile size and one index.
+
+    Args:
+        accounts: receives the rows.
+        masses: of the layer.
+        rows: place of each candidate.
+        candidates: to score.
+        scores: [Hq, tiles, tiles], the online block scores; None for the oracle's, which are the
+            tiles' true masses.
+    """
+    n, tile, device = masses.n, candidates[0].tile, masses.segment_mass.device
+    budgets = [effective_blocks(n, tile, candidate.blocks) for candidate in candidates]
+    query = masses.query_tiles(tile)
+    last = torch.tensor(budgets, device=device) - 1
+    parts = []
+    for heads in masses.head_blocks():
+        mass = masses.by_segment(heads, tile)
+        if scores is None:
+            true_mass = masses.by_query_tile(heads, tile)
+            key = torch.arange(true_mass.shape[2], device=device)
+            score = true_mass.masked_fill(key > key[:, None], float("-inf"))
+        else:
+            score = scores[heads]
+        order = rank_blocks(score)[..., : max(budgets)]
+        ranked = mass.gather(2, order[:, query]).cumsum(-1)  # [heads, segments, budget]
+        parts.append(masses.regions.sum(ranked[..., last].transpose(1, 2)))
+    counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
+    tiles, pairs = torch.tensor(counts, device=device).unbind(1)
+    accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)
