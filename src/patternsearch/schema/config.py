@@ -135,6 +135,12 @@ class TensorParallel(Document):
     size: PositiveInt
     ranks: tuple[RankSlice, ...]
 
+    @model_validator(mode="after")
+    def _consistent(self) -> "TensorParallel":
+        if [rank.rank for rank in self.ranks] != list(range(self.size)):
+            raise ValueError(f"ranks must be the {self.size} ranks of the layout in order")
+        return self
+
 
 class SampleRecord(Document):
     """A calibration sample, without its tokens (those are in the scores folder)."""
@@ -282,4 +288,22 @@ class PatternConfig(Document):
                 )
         if (self.calibration is None) == (self.imported is None):
             raise ValueError("exactly one of calibration and imported must be given")
+        self._check_fingerprints()
         return self
+
+    def _check_fingerprints(self) -> None:
+        if self.fingerprints is None:
+            return
+        layers = self.fingerprints.values
+        if len(layers) != self.model.num_layers:
+            raise ValueError(
+                f"fingerprints has {len(layers)} layers, the model {self.model.num_layers}"
+            )
+        for layer, (heads, layer_type) in enumerate(
+            zip(layers, self.model.layer_types, strict=True)
+        ):
+            wanted = self.model.num_query_heads if layer_type == "full" else 0
+            if len(heads) != wanted:
+                raise ValueError(
+                    f"fingerprints has {len(heads)} heads in layer {layer}, not {wanted}"
+                )

@@ -8,10 +8,11 @@ back the bytes of ``x`` for every document that was written by :func:`dump_confi
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel
 
+from patternsearch._version import __version__
 from patternsearch.data import data_path
 from patternsearch.errors import ConfigError, InputError
 from patternsearch.patterns.grids import Grid
@@ -156,15 +157,24 @@ def load_model_file(
     source = read_source(path, max_bytes=max_bytes, error=error)
     if not isinstance(source.value, dict):
         raise error(f"{path} holds no mapping: this is no {model.__name__.lower()} document")
-    for key, rule in (("format", "{name} has {key} {found!r}; expected {wanted!r}"),
-                      ("schema_version", "{name}: {key} {found!r} is not {wanted!r}, the only "
-                       "version that this patternsearch reads: upgrade patternsearch")):  # fmt: skip
-        field = model.model_fields.get(key)
-        wanted = getattr(field.annotation, "__args__", ()) if field else ()
-        found = source.value.get(key)
-        if len(wanted) == 1 and found is not None and found != wanted[0]:
-            raise error(rule.format(name=path, key=key, found=found, wanted=wanted[0]))
+    wanted = {key: _only_literal(model, key) for key in ("format", "schema_version")}
+    found = {key: source.value.get(key) for key in wanted}
+    if None not in (wanted["format"], found["format"]) and found["format"] != wanted["format"]:
+        raise error(f"{path} has format {found['format']!r}; expected {wanted['format']!r}")
+    version, newest = found["schema_version"], wanted["schema_version"]
+    if type(version) is int and type(newest) is int and version > newest:
+        raise error(
+            f"{path}: schema_version {version} is newer than {newest}, the newest that "
+            f"patternsearch {__version__} reads: upgrade patternsearch"
+        )
     return validate_document(source, model, error=error)
+
+
+def _only_literal(model: type[BaseModel], key: str) -> Any:
+    """Return the one value that a field of type ``Literal[value]`` can have, else None."""
+    field = model.model_fields.get(key)
+    values = get_args(field.annotation) if field else ()
+    return values[0] if len(values) == 1 else None
 
 
 def load_grid(path_or_name: str | os.PathLike[str]) -> tuple[Grid, str]:

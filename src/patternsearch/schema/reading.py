@@ -4,7 +4,6 @@
 Stricter than the formats: no anchors, aliases or tags, no duplicate keys, string keys only, one
 document, no NaN or infinity, bounded depth. YAML plain scalars follow the JSON schema of YAML 1.2,
 and the words and numbers on which YAML readers disagree (``yes``, ``0x10``, ``010``) are refused.
-The YAML events are walked with an explicit stack, so no input can exhaust the interpreter's.
 """
 
 import gc
@@ -18,13 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from patternsearch.errors import ConfigError, InputError
 from patternsearch.schema.files import MAX_DOCUMENT_BYTES, read_bounded
+from patternsearch.schema.yaml_walker import MAX_DEPTH, PLACEHOLDER, Walker, shown
 
 __all__ = [
-    "MAX_DEPTH",
     "Source",
     "collector_paused",
     "load_document",
@@ -32,23 +29,8 @@ __all__ = [
     "read_source",
 ]
 
-MAX_DEPTH = 64
-"""Containers inside one another; the deepest document of ours needs eight."""
-
-_MAX_TOP_LEVEL_KEYS = 256
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,29})$")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$")
-_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)$", re.IGNORECASE)
-_AMBIGUOUS = re.compile(
-    r"(yes|no|on|off|true|false|null)$|[-+]?0[xob][0-9a-f_]+$|[-+]?[0-9][0-9_]*$", re.IGNORECASE
-)
-_CONSTANTS = {"": None, "~": None, "null": None, "true": True, "false": False}
-
 _MAY_OVERFLOW = re.compile(r"[eE]\+?[0-9]{3,}(?=[\s,\]}]|$)")
 _JSON_ITEM = re.compile(r"^( *- )([\[{].*[\]}])$", re.MULTILINE)
-_PLACEHOLDER = "json-item"
 _MARK = "next item"
 _SEPARATOR = f',"{_MARK}",'
 
@@ -76,7 +58,7 @@ class Source:
             if len(self._text) > 2**20:
                 return None
             try:
-                value, lines = _Walker(self.name, self._text, set(), ConfigError).run()
+                value, lines = Walker(self.name, self._text, set(), ConfigError).run()
             except InputError:
                 return None
         line = None
@@ -151,11 +133,11 @@ def collector_paused() -> Iterator[None]:
 # ------------------------------------------------------------------------------------- JSON
 
 
-class _DuplicateKey(ValueError):
+class _DuplicateKeyError(ValueError):
     """Carries the key that an object holds twice."""
 
 
-class _NotFinite(ValueError):
+class _NotFiniteError(ValueError):
     """Carries the text of a number that is no finite number."""
 
 
@@ -163,19 +145,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         seen: set[str] = set()
-        raise _DuplicateKey(next(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
+        raise _DuplicateKeyError(next(k for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
     return result
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise _NotFinite(text)
+        raise _NotFiniteError(text)
     return value
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise _NotFinite(text)
+    raise _NotFiniteError(text)
 
 
 _plain_json = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -193,10 +175,10 @@ def _parse_json(text: str, name: str, error: type[InputError]) -> Any:
         raise error(
             f"{name}:{problem.lineno}: not valid JSON: {problem.msg} at column {problem.colno}{end}"
         ) from None
-    except _DuplicateKey as problem:
-        raise error(f"{name}: key {_shown(str(problem))} stands twice in one object") from None
-    except _NotFinite as problem:
-        raise error(f"{name}: {_shown(str(problem))} is not a finite number") from None
+    except _DuplicateKeyError as problem:
+        raise error(f"{name}: key {shown(str(problem))} stands twice in one object") from None
+    except _NotFiniteError as problem:
+        raise error(f"{name}: {shown(str(problem))} is not a finite number") from None
     except RecursionError:
         raise error(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
@@ -244,13 +226,13 @@ def _refuse_lone_surrogates(value: Any, name: str, error: type[InputError]) -> N
 def _parse_yaml(text: str, name: str, error: type[InputError]) -> Source:
     reduced, items = _take_json_items(text)
     if items:
-        walker = _Walker(name, reduced, set(items), error)
+        walker = Walker(name, reduced, set(items), error)
         value, lines = walker.run()
         if len(walker.placed) == len(items):
             json_text = _splice(value, walker.placed, items)
             return Source(name, value, text, lines, json_text)
         # Some of these lines were part of a longer scalar: read everything the slow way.
-    value, lines = _Walker(name, text, set(), error).run()
+    value, lines = Walker(name, text, set(), error).run()
     return Source(name, value, text, lines, None)
 
 
@@ -279,7 +261,7 @@ def _take_json_items(text: str) -> tuple[str, dict[int, tuple[str, Any]]]:
         nonlocal line, position
         line += text.count("\n", position, match.start())
         position = match.start()
-        return match.group(1) + _PLACEHOLDER if line in items else match.group()
+        return match.group(1) + PLACEHOLDER if line in items else match.group()
 
     return (_JSON_ITEM.sub(replace, text) if items else text), items
 
@@ -310,144 +292,15 @@ def _splice(
     for container, index, line in placed:
         container[index] = f"\0{line}\0"
     skeleton = json.dumps(value)
-    text, found = re.subn(
-        r'"\\u0000([0-9]+)\\u0000"', lambda match: items[int(match.group(1))][0], skeleton
-    )
+    num_found = 0
+
+    def put(match: re.Match[str]) -> str:
+        nonlocal num_found
+        num_found += 1
+        body, _ = items.get(int(match.group(1)), ("", None))
+        return body
+
+    text = re.sub(r'"\\u0000([0-9]{1,9})\\u0000"', put, skeleton)
     for container, index, line in placed:
         container[index] = items[line][1]
-    return text if found == len(placed) else None
-
-
-class _Walker:
-    """Builds plain values from the YAML events of one document."""
-
-    def __init__(self, name: str, text: str, items: set[int], error: type[InputError]) -> None:
-        self._name = name
-        self._text = text
-        self._items = items
-        self._error = error
-        self._lines: dict[int, Any] = {}
-        self._stack: list[Any] = []
-        self._keys: list[str | None] = []
-        self.placed: list[tuple[list[Any], int, int]] = []
-        """Where the items went: list, index in it, line."""
-
-    def run(self) -> tuple[Any, dict[int, Any]]:
-        """Return the document's value, and by ``id`` of a container the lines of its children."""
-        try:
-            return self._walk(), self._lines
-        except yaml.MarkedYAMLError as problem:
-            mark = problem.problem_mark or problem.context_mark
-            self._fail(mark.line if mark else 0, f"not valid YAML: {problem.problem}")
-        except yaml.reader.ReaderError as problem:
-            line = self._text.count("\n", 0, problem.position)
-            self._fail(line, f"not valid YAML: {problem.reason}")
-        except yaml.YAMLError as problem:
-            raise self._error(f"{self._name}: not valid YAML: {problem}") from None
-
-    def _fail(self, line: int, message: str) -> NoReturn:
-        raise self._error(f"{self._name}:{line + 1}: {message}") from None
-
-    def _walk(self) -> Any:
-        result: Any = None
-        num_documents = 0
-        for event in yaml.parse(self._text, Loader=_Loader):
-            kind = type(event)
-            if kind is yaml.ScalarEvent:
-                line = event.start_mark.line
-                self._check_node(event, line)
-                if self._stack and self._keys[-1] is None and isinstance(self._stack[-1], dict):
-                    self._set_key(event, line)
-                    continue
-                value = self._scalar(event, line)
-                if self._stack:
-                    self._add(value, line)
-                else:
-                    result = value
-            elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
-                line = event.start_mark.line
-                self._check_node(event, line)
-                container: Any = {} if kind is yaml.MappingStartEvent else []
-                if self._stack:
-                    self._add(container, line)
-                else:
-                    result = container
-                if len(self._stack) >= MAX_DEPTH:
-                    self._fail(line, f"nested deeper than {MAX_DEPTH} levels")
-                self._lines[id(container)] = {} if isinstance(container, dict) else []
-                self._stack.append(container)
-                self._keys.append(None)
-            elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
-                self._stack.pop()
-                self._keys.pop()
-            elif kind is yaml.AliasEvent:
-                self._fail(event.start_mark.line, f"alias *{event.anchor}: write the value out")
-            elif kind is yaml.DocumentStartEvent:
-                num_documents += 1
-                if num_documents > 1:
-                    self._fail(event.start_mark.line, "a second document starts: one per file")
-        return result
-
-    def _check_node(self, event: Any, line: int) -> None:
-        if event.anchor is not None:
-            self._fail(line, f"anchor &{event.anchor}: anchors are not allowed, write values out")
-        if event.tag is not None:
-            self._fail(line, f"tag {event.tag}: tags are not allowed")
-
-    def _set_key(self, event: Any, line: int) -> None:
-        key = event.value
-        if not event.style and not isinstance(self._plain(key, line), str):
-            self._fail(line, f"key {_shown(key)} is not a string: quote it")
-        mapping = self._stack[-1]
-        if key in mapping:
-            first = self._lines[id(mapping)][key] + 1
-            self._fail(line, f"key {_shown(key)} stands twice, first in line {first}")
-        if len(self._stack) == 1 and len(mapping) >= _MAX_TOP_LEVEL_KEYS:
-            self._fail(line, f"more than {_MAX_TOP_LEVEL_KEYS} keys: not a document of ours")
-        self._keys[-1] = key
-
-    def _add(self, value: Any, line: int) -> None:
-        container = self._stack[-1]
-        if isinstance(container, dict):
-            key = self._keys[-1]
-            if key is None:
-                self._fail(line, "a mapping or list as a key: keys are strings")
-            container[key] = value
-            self._lines[id(container)][key] = line
-            self._keys[-1] = None
-        else:
-            container.append(value)
-            self._lines[id(container)].append(line)
-
-    def _scalar(self, event: Any, line: int) -> Any:
-        value = event.value
-        if event.style:  # plain is None, or "" from libyaml
-            return value
-        if value == _PLACEHOLDER and line in self._items and isinstance(self._stack[-1], list):
-            self.placed.append((self._stack[-1], len(self._stack[-1]), line))
-            return None
-        return self._plain(value, line)
-
-    def _plain(self, text: str, line: int) -> Any:
-        if text in _CONSTANTS:
-            return _CONSTANTS[text]
-        if _INTEGER.match(text):
-            return int(text)
-        if _FLOAT.match(text):
-            number = float(text)
-            if not math.isfinite(number):
-                self._fail(line, f"{_shown(text)} is not a finite number")
-            return number
-        if _NOT_FINITE.match(text):
-            self._fail(line, f"{text} is not a finite number (quote it if it is a word)")
-        if _AMBIGUOUS.match(text):
-            self._fail(
-                line,
-                f"{_shown(text)} means different things to different YAML readers: write true, "
-                "false, null or a plain decimal number, or quote it",
-            )
-        return text
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    return text if num_found == len(placed) else None

@@ -63,7 +63,7 @@ def _fault(source: Source, value: Any, model: type[BaseModel], fault: dict[str, 
         return f"{where}: {f'{parent}: ' if parent else ''}key {path[-1]!r} is missing"
     if kind == "extra_forbidden":
         return prefix + "unknown key" + _suggestion(str(path[-1]), model)
-    message = fault["msg"].removeprefix("Value error, ")
+    message = str(fault["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
     seen = fault["input"]
     if kind == "value_error" or isinstance(seen, dict | list):
@@ -80,7 +80,7 @@ def _document_path(value: Any, loc: tuple[str | int, ...]) -> tuple[str | int, .
         is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
         if is_key or is_index:
             path.append(part)
-            value = value[part]  # type: ignore[index]
+            value = value[part]
         elif position == len(loc) - 1:
             path.append(part)
     return tuple(path)
