@@ -3,10 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support.scores_factory import SMALL_GRID, scores_frame, write_scores
 
 from patternsearch.errors import ScoresError
 from patternsearch.selection.arrays import load_scores, scores_from_frame
+from support.scores_factory import SMALL_GRID, scores_frame, write_scores
 
 
 @pytest.fixture(scope="module")

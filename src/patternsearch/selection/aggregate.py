@@ -127,7 +127,8 @@ def _share_won(
     won = np.zeros(length.mass.shape[2:])
     layers, heads = np.indices(won.shape[:2])
     for sample in samples:
-        reached = np.round(np.fmin.reduce(length.mass[:, sample], axis=0), MASS_DECIMALS)
+        worst = np.asarray(np.fmin.reduce(length.mass[:, sample], axis=0))
+        reached = np.round(worst, MASS_DECIMALS)
         eligible = reached >= target_mass
         eligible[..., scores.dense_index] = True
         costs = cost.head_cost(

@@ -325,9 +325,7 @@ class _Collector:
             )
         return np.array([self._candidates.get(c, -1) for c in candidates], dtype=np.int64)
 
-    def _check_complete(
-        self, sample: str, cell: NDArray[np.int64], shape: tuple[int, ...]
-    ) -> None:
+    def _check_complete(self, sample: str, cell: NDArray[np.int64], shape: tuple[int, ...]) -> None:
         seen = np.bincount(cell, minlength=int(np.prod(shape)))
         if (seen == 1).all():
             return
@@ -378,9 +376,7 @@ class _Collector:
             yield self._samples.pop(sample_id)
 
 
-def _candidate_codes(
-    frame: pd.DataFrame, where: str
-) -> tuple[NDArray[np.int64], list[Candidate]]:
+def _candidate_codes(frame: pd.DataFrame, where: str) -> tuple[NDArray[np.int64], list[Candidate]]:
     """Return each row's candidate as a code, and the candidates in order of first appearance."""
     key = np.zeros(len(frame), dtype=np.int64)
     for name in CANDIDATE_COLUMNS:
@@ -391,11 +387,11 @@ def _candidate_codes(
     named = frame[list(CANDIDATE_COLUMNS)].iloc[first]
     candidates = []
     for row in named.astype(object).to_dict("records"):
-        values = {str(name): None if pd.isna(value) else value for name, value in row.items()}
+        parameters = {str(name): None if pd.isna(value) else value for name, value in row.items()}
         try:
-            candidates.append(candidate_from_columns(values))
+            candidates.append(candidate_from_columns(parameters))
         except (ValidationError, ValueError) as error:
-            shown = {name: value for name, value in values.items() if value is not None}
+            shown = {name: value for name, value in parameters.items() if value is not None}
             raise ScoresError(
                 f"{where} has rows of {shown}, which is no candidate of this version "
                 f"({error}): {_REDO}"

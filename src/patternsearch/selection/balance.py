@@ -66,7 +66,7 @@ def _heads_per_rank(head_cost: Floats, tp_size: int) -> int:
             f"{num_heads} query heads do not divide over {tp_size} ranks: give a tp size that "
             f"divides the heads"
         )
-    return num_heads // tp_size
+    return int(num_heads // tp_size)
 
 
 def fill_slack(
@@ -75,7 +75,9 @@ def fill_slack(
     """Give the ranks that wait for a slower one the most mass that keeps them no slower.
 
     Args:
-        cost, mass, eligible: [L, H, C].
+        cost: [L, H, C].
+        mass: [L, H, C].
+        eligible: [L, H, C].
         preference: [C], the simpler of equal candidates.
         choice: [L, H], each head's choice on its own.
         tp_size: T.

@@ -130,9 +130,7 @@ def _at_length(table: LengthTable, choice: Ints, measured: bool) -> list[HeadAtL
     chosen["predicted_ms"] = _pick(table.cost if measured else None, choice, _MS_DECIMALS)
     names = list(chosen)
     return [
-        HeadAtLength.model_validate(
-            {"length": stats.length, **dict(zip(names, row, strict=True))}
-        )
+        HeadAtLength.model_validate({"length": stats.length, **dict(zip(names, row, strict=True))})
         for row in zip(*chosen.values(), strict=True)
     ]
 
@@ -173,7 +171,9 @@ def record(
         break_even: predicted times by length; empty when not measured.
     """
     return Selection(
-        objective="work" if options.objective == "time" and not cost.measured else options.objective,
+        objective="work"
+        if options.objective == "time" and not cost.measured
+        else options.objective,
         target_mass=options.target_mass,
         budget_ms=round(budget, _MS_DECIMALS) if budget is not None and cost.measured else None,
         statistic=options.statistic,

@@ -10,6 +10,7 @@ multiple-choice knapsack problem", EJOR 83 (1995).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +65,13 @@ def pareto(cost: Floats, value: Floats, allowed: NDArray[np.bool_], preference: 
     """Return the undominated options of one group.
 
     Args:
-        cost, value, allowed: [C].
+        cost: [C].
+        value: [C].
+        allowed: [C].
         preference: [C]; of options equal in both, the lowest stays, then the first.
     """
     options = np.flatnonzero(allowed)
-    order = options[
-        np.lexsort((options, preference[options], -value[options], cost[options]))
-    ]
+    order = options[np.lexsort((options, preference[options], -value[options], cost[options]))]
     best_before = np.concatenate([[-np.inf], np.maximum.accumulate(value[order])[:-1]])
     kept = order[value[order] > best_before]
     return Front(cost[kept], value[kept], kept)
@@ -131,9 +132,9 @@ def _greedy(fronts: Sequence[Front], budget: float) -> tuple[Ints, float]:
     steps: list[tuple[float, int, int, float]] = []
     for group, front in enumerate(fronts):
         corners = hull(front)
-        for a, b in zip(corners[:-1], corners[1:], strict=True):
+        for a, b in pairwise(corners.tolist()):
             extra = float(front.cost[b] - front.cost[a])
-            steps.append((float(front.value[b] - front.value[a]) / extra, group, int(b), extra))
+            steps.append((float(front.value[b] - front.value[a]) / extra, group, b, extra))
     steps.sort(key=lambda step: (-step[0], step[1], step[2]))
     price, stopped = 0.0, set()
     for ratio, group, corner, extra in steps:
@@ -221,7 +222,8 @@ class _Core:
 
 def _trace(place: Ints, groups: list[int], trail: list[tuple[Ints, Ints]], row: int) -> None:
     """Write the decisions that led to a state into ``place``."""
-    for group, (parents, places) in zip(reversed(groups[: len(trail)]), reversed(trail), strict=True):
+    for step in reversed(range(len(trail))):
+        group, (parents, places) = groups[step], trail[step]
         place[group] = places[row]
         row = int(parents[row])
 

@@ -34,7 +34,9 @@ def cheapest(
     """Apply the rule.
 
     Args:
-        cost, mass, eligible: [..., C].
+        cost: [..., C].
+        mass: [..., C].
+        eligible: [..., C].
         candidates: the C candidates.
         tie_tolerance: relative.
 

@@ -119,7 +119,7 @@ def pose(
             f"{scores.layers[0]}..{scores.layers[-1]}: name full-attention layers"
         )
     allowed = _allowed(scores, options)
-    tables = length_tables(scores, cost, allowed.any(axis=(0, 1)))
+    tables = length_tables(scores, cost, np.asarray(allowed.any(axis=(0, 1))))
     mass = reached_mass(scores, options.statistic, options.regions)
     eligible = allowed.copy()
     if options.target_mass is not None:
