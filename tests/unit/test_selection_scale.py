@@ -26,7 +26,9 @@ LAYERS, HEADS, SAMPLES, LENGTH = 80, 64, 8, 32768
 
 
 def grid():
-    shapes = [AShape(sink=128, window=w, tile=t) for t in (64, 128) for w in (512, 1024, 2048, 4096)]
+    shapes = [
+        AShape(sink=128, window=w, tile=t) for t in (64, 128) for w in (512, 1024, 2048, 4096)
+    ]
     stripes = [
         VerticalSlashSpread(vertical=v, diagonals=d, tile=t)
         for t in (64, 128)

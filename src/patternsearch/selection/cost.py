@@ -9,8 +9,15 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from patternsearch.patterns.candidates import Candidate, Dense
-from patternsearch.patterns.geometry import causal_pairs
+from patternsearch.patterns.candidates import (
+    AShape,
+    BlockSparse,
+    Candidate,
+    Dense,
+    VerticalSlashLastQ,
+    VerticalSlashSpread,
+)
+from patternsearch.patterns.geometry import causal_pairs, num_tiles
 
 __all__ = ["CostModel", "Work"]
 
@@ -51,11 +58,15 @@ class CostModel(Protocol):
             [..., C] float64, ≥ 0.
         """
 
+    def index_cost(self, candidates: Sequence[Candidate], num_tokens: int) -> Floats:
+        """Return the cost of building one head's index, [C]; 0 for static patterns."""
+
 
 class Work:
     """Pairs that a tiled kernel executes: tiles·T² + columns·T; dense: its causal pairs.
 
-    The index is not counted and every pair costs the same, so this is an order, not a time.
+    A head's cost leaves the index out and every pair costs the same, so this is an order, not a
+    time.
     """
 
     unit: Literal["pairs", "ms"] = "pairs"
@@ -70,3 +81,20 @@ class Work:
         tile = np.array([0 if isinstance(c, Dense) else c.tile for c in candidates], np.float64)
         pairs = tiles * tile**2 + columns * tile
         return np.where(tile == 0, float(causal_pairs(num_tokens)), pairs)
+
+    def index_cost(self, candidates: Sequence[Candidate], num_tokens: int) -> Floats:
+        """Return the query-key products that an index computes, [C]."""
+        return np.array([_index_products(c, num_tokens) for c in candidates], dtype=np.float64)
+
+
+def _index_products(candidate: Candidate, n: int) -> int:
+    match candidate:
+        case Dense() | AShape():
+            return 0
+        case VerticalSlashSpread():
+            return n * (min(candidate.last_q, n) + min(candidate.spread_rows, n))
+        case VerticalSlashLastQ():
+            return n * min(candidate.last_q, n)
+        case BlockSparse():
+            tiles = num_tiles(n, candidate.tile)
+            return tiles * (n if candidate.estimator == "pooled_query" else tiles)
