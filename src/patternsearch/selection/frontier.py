@@ -171,7 +171,7 @@ def _points(problem: Problem, target: float) -> list[FrontierPoint]:
     choice = _choose(problem, target)
     kinds = [candidate.kind for candidate in problem.scores.candidates]
     chosen = [kinds[place] for place in choice.reshape(-1).tolist()]
-    by_kind = {kind: chosen.count(kind) for kind in KINDS}
+    by_kind = {str(kind): chosen.count(kind) for kind in KINDS}
     points = []
     for table, scores in zip(problem.tables, problem.scores.lengths, strict=True):
         total = float(_at(table.cost, choice).sum())
@@ -216,7 +216,7 @@ def _variant(candidate: Candidate) -> tuple[_Variant, _Budget] | None:
 
 def _estimators(problem: Problem, target: float, cost: CostModel) -> tuple[EstimatorRow, ...]:
     candidates = problem.scores.candidates
-    usable = problem.allowed.any(axis=(0, 1))
+    usable = np.asarray(problem.allowed.any(axis=(0, 1)))
     places: dict[_Variant, dict[_Budget, int]] = {}
     for place, candidate in enumerate(candidates):
         named = _variant(candidate)
