@@ -21,7 +21,6 @@ from patternsearch.calibration.recipes import (
     PackageSource,
     Recipe,
     Source,
-    SyntheticSource,
 )
 from patternsearch.errors import EnvironmentLacks, RecipeError
 
@@ -227,13 +226,3 @@ def _is_installed(package: str) -> bool:
         return find_spec(package) is not None
     except (ImportError, ValueError):
         return False
-
-
-def needs_network(resolved: ResolvedRecipe) -> bool:
-    """Tell whether any source is a hub dataset."""
-    return any(source.kind == "hub" for source in resolved.sources)
-
-
-def is_synthetic(source: Source) -> bool:
-    """Tell whether a source generates its text."""
-    return isinstance(source, SyntheticSource)
