@@ -5,26 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from patternsearch.errors import InputError
-from patternsearch.patterns.candidates import (
-    KINDS,
-    AShape,
-    BlockSparse,
-    Candidate,
-    Dense,
-    Kind,
-    VerticalSlashLastQ,
-    VerticalSlashSpread,
-)
-from patternsearch.patterns.geometry import FORCED_COLUMNS, FORCED_SLASHES
+from patternsearch.patterns.candidates import KINDS, Candidate, Dense, Kind
+from patternsearch.patterns.consumers import Consumer, is_expressible
 from patternsearch.selection.statistics import Regions, Statistic
 
 __all__ = ["Consumer", "SelectionOptions", "is_expressible"]
-
-Consumer = Literal["patternsearch", "minference", "vllm", "sglang"]
-
-_MINFERENCE_TILE = 64
-_MINFERENCE_LAST_Q = 64
-_MINFERENCE_BLOCKS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +78,3 @@ class SelectionOptions:
         if isinstance(candidate, Dense):
             return True
         return candidate.kind in self.kinds and is_expressible(candidate, self.consumer)
-
-
-def is_expressible(candidate: Candidate, consumer: Consumer) -> bool:
-    """Return whether a consumer's file can say exactly this candidate.
-
-    Dense is written as budgets beyond the sequence. MInference runs tiles of 64, a last-row
-    estimator of 64 rows, forced budgets of at least 30 columns and 100 slashes, and pooled blocks
-    only as the best 100. vLLM and SGLang run Vertical-Slash only, and read 30 columns as 130.
-    """
-    if consumer == "patternsearch" or isinstance(candidate, Dense):
-        return True
-    if candidate.tile != _MINFERENCE_TILE:
-        return False
-    match candidate:
-        case VerticalSlashLastQ():
-            least = FORCED_COLUMNS if consumer == "minference" else FORCED_COLUMNS + 1
-            return (
-                candidate.last_q == _MINFERENCE_LAST_Q
-                and candidate.vertical >= least
-                and candidate.slash >= FORCED_SLASHES
-            )
-        case AShape():
-            return consumer == "minference"
-        case BlockSparse():
-            return (
-                consumer == "minference"
-                and candidate.estimator == "pooled"
-                and candidate.blocks == _MINFERENCE_BLOCKS
-            )
-        case VerticalSlashSpread():
-            return False
