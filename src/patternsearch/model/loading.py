@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load a model for capture: only what is supported, complete, and from plain tensors."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from patternsearch.errors import EnvironmentLacks, InputError, ModelError
+from patternsearch.model.identity import (
+    build_skeleton,
+    describe_skeleton,
+    identify,
+    read_config,
+)
+from patternsearch.model.sources import ModelSource, resolve_model
+from patternsearch.model.support import check_supported, check_supported_modules
+from patternsearch.model.weights import digest_state
+from patternsearch.progress import Progress
+from patternsearch.schema.config import ModelIdentity
+
+__all__ = ["LoadedModel", "adopt_model", "default_dtype", "load_model"]
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and what it is.
+
+    Attributes:
+        model: The transformers causal language model, in evaluation mode, without gradients.
+        tokenizer: Its tokenizer, or None where none was asked for.
+        identity: What a config is bound to; its dtype is that of the stored weights.
+        dtype: What the model computes in.
+        device: Where its input ids go.
+    """
+
+    model: Any
+    tokenizer: Any | None
+    identity: ModelIdentity
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def backbone(self) -> Any:
+        """The decoder without the language-model head."""
+        return self.model.base_model
+
+    @property
+    def full_layers(self) -> tuple[int, ...]:
+        """The layers whose attention is captured."""
+        types = self.identity.layer_types
+        return tuple(layer for layer, name in enumerate(types) if name == "full")
+
+
+def load_model(
+    reference: str | os.PathLike[str] | ModelSource,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    require_tokenizer: bool = True,
+    digests: bool = True,
+    allow_pickle: bool = False,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a checkpoint folder, a ``.gguf`` file, ``package:NAME/FILE`` or a hub id.
+
+    Args:
+        reference: What to load. A path that exists wins over a hub id.
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` to spread over all devices.
+        dtype: ``float32``, ``float16`` or ``bfloat16``; by default the checkpoint's on CUDA and
+            float32 on the CPU.
+        trust_remote_code: Run modelling code that the checkpoint brings.
+        require_tokenizer: False accepts a checkpoint without one.
+        digests: False skips the weights' digests in the identity.
+        allow_pickle: Accept a ``.bin`` checkpoint, read with ``weights_only=True``.
+        offline: Resolve a hub id from the local cache only.
+        progress: Told about the digest's bytes.
+
+    Raises:
+        ModelError: If it is no complete checkpoint, or the tokenizer is missing.
+        UnsupportedModel: If its attention cannot be searched; before any weight is read.
+        EnvironmentLacks: If a device, a package or the hub cannot be had.
+    """
+    where = _check_device(device)
+    source = (
+        reference
+        if isinstance(reference, ModelSource)
+        else resolve_model(reference, allow_pickle=allow_pickle, offline=offline)
+    )
+    config = read_config(source, trust_remote_code=trust_remote_code)
+    skeleton = build_skeleton(config, trust_remote_code=trust_remote_code)
+    tokenizer = _load_tokenizer(source, trust_remote_code) if require_tokenizer else None
+    identity = describe_skeleton(source, skeleton, weights=digests, progress=progress)
+    run_dtype = _check_dtype(dtype) or default_dtype(identity, where)
+    model = _load_weights(source, where, run_dtype, trust_remote_code)
+    return LoadedModel(model, tokenizer, identity, run_dtype, _input_device(model))
+
+
+def adopt_model(
+    model: Any, *, tokenizer: Any | None = None, reference: str = "memory", digests: bool = False
+) -> LoadedModel:
+    """Take a transformers model that is already in memory, such as one with random weights.
+
+    The model is put into evaluation mode and its gradients are turned off.
+
+    Args:
+        model: A causal language model with its weights on any device.
+        tokenizer: Its tokenizer, if there is one.
+        reference: A name for it.
+        digests: Digest the parameters in memory (their names, not the checkpoint's).
+
+    Raises:
+        UnsupportedModel: If its attention cannot be searched.
+    """
+    check_supported(model.config)
+    check_supported_modules(model)
+    identity = identify(
+        model,
+        reference=reference,
+        weights_format="random",
+        dtype=str(model.dtype).removeprefix("torch."),
+        digests=digest_state(dict(model.named_parameters()), int(model.config.num_hidden_layers))
+        if digests
+        else None,
+    )
+    model.eval().requires_grad_(False)
+    return LoadedModel(model, tokenizer, identity, model.dtype, _input_device(model))
+
+
+def default_dtype(identity: ModelIdentity, device: str | torch.device) -> torch.dtype:
+    """Return what to compute in: float32 on the CPU, else the stored dtype or bfloat16."""
+    if str(device) == "cpu":
+        return torch.float32
+    return _DTYPES.get(identity.dtype, torch.bfloat16)
+
+
+def _check_device(device: str | torch.device) -> str:
+    name = str(device)
+    try:
+        kind = "auto" if name == "auto" else torch.device(name).type
+    except RuntimeError:
+        raise InputError(f"{name!r} is no device; name cpu, cuda, cuda:1 or auto") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentLacks(f"no CUDA device is available for {name!r}; use the device cpu")
+    if kind == "cuda" and (torch.device(name).index or 0) >= torch.cuda.device_count():
+        raise EnvironmentLacks(
+            f"{name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
+        )
+    return name
+
+
+def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise InputError(f"{name!r} is no dtype to run in; name one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _load_tokenizer(source: ModelSource, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    if not source.has_tokenizer:
+        raise ModelError(
+            f"{source.reference} has no tokenizer (tokenizer.json or tokenizer.model); copy the "
+            "tokenizer files into the checkpoint folder"
+        )
+    keywords = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.folder, trust_remote_code=trust_remote_code, local_files_only=True, **keywords
+        )
+    except ImportError as error:
+        raise EnvironmentLacks(
+            f"the tokenizer of {source.reference} needs a package: {_first_line(error)}"
+        ) from None
+    except Exception as error:  # tokenizer libraries raise anything for a damaged file
+        raise ModelError(
+            f"the tokenizer of {source.reference} cannot be read: {_first_line(error)}; copy the "
+            "tokenizer files again"
+        ) from error
+
+
+def _load_weights(
+    source: ModelSource, device: str, dtype: torch.dtype, trust_remote_code: bool
+) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    keywords: dict[str, Any] = {}
+    if source.weights_format == "gguf":
+        from transformers import GgufConfig
+
+        keywords = {
+            "gguf_file": source.gguf_file,
+            "quantization_config": GgufConfig(dequantize=True),
+        }
+    else:
+        keywords = {"use_safetensors": source.weights_format == "safetensors"}
+    if device == "auto":
+        keywords["device_map"] = "auto"
+    try:
+        with _quiet_library():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source.folder,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+                **keywords,
+            )
+    except ImportError as error:
+        raise EnvironmentLacks(
+            f"loading {source.reference} needs a package: {_first_line(error)}"
+        ) from None
+    except (ValueError, KeyError, RuntimeError, OSError) as error:
+        raise ModelError(
+            f"the weights of {source.reference} cannot be loaded: {_first_line(error)}"
+        ) from error
+    for name, what in (("missing_keys", "lacks"), ("mismatched_keys", "has misshapen")):
+        keys = sorted(str(key) for key in info.get(name, ()))
+        if keys:
+            raise ModelError(
+                f"the checkpoint {source.reference} {what} {len(keys)} tensors, such as {keys[0]}; "
+                "complete it (config.json and weights must belong together)"
+            )
+    if device != "auto":
+        model = model.to(device)
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Silence transformers' own progress bars for a while."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _input_device(model: Any) -> torch.device:
+    return torch.device(model.get_input_embeddings().weight.device)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
