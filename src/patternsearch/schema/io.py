@@ -26,6 +26,8 @@ from patternsearch.schema.validation import validate_document
 __all__ = [
     "config_digest",
     "config_from_source",
+    "config_from_value",
+    "config_values",
     "document_digest",
     "dump_config",
     "dumps_config",
@@ -61,6 +63,12 @@ def config_from_source(source: Source) -> PatternConfig:
     return validate_document(source, PatternConfig, value=migrate(document, name=source.name))
 
 
+def config_from_value(document: Any, name: str) -> PatternConfig:
+    """Build the config that plain values hold, such as one embedded in another document."""
+    _check_format(document, name)
+    return validate_document(Source(name, migrate(document, name=name)), PatternConfig)
+
+
 def _check_format(document: Any, name: str) -> None:
     if isinstance(document, list):
         raise ConfigError(
@@ -84,7 +92,7 @@ def dumps_config(config: PatternConfig, form: Literal["yaml", "json"] = "yaml") 
     Raises:
         InputError: a number in the model's RoPE parameters is not finite.
     """
-    document = _canonical_values(config)
+    document = config_values(config)
     return canonical_json(document) if form == "json" else canonical_yaml(document)
 
 
@@ -123,13 +131,23 @@ def is_config_file(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def config_values(config: PatternConfig) -> dict[str, Any]:
+    """Return a config's plain values in canonical order: that of the models, else sorted."""
+    document = config.model_dump()
+    ropes = document["model"]["rope"]
+    document["model"]["rope"] = {name: ropes[name] for name in sorted(ropes)}
+    for rope in ropes.values():
+        rope["parameters"] = _sorted_mapping(rope["parameters"])
+    return document
+
+
 def config_digest(config: PatternConfig) -> str:
     """Return the SHA-256 (hex) of what a config says, whatever file form it has.
 
     Left out: ``provenance`` (versions and device) and ``model.reference`` (a name, information
     only); they change nothing about which pattern a head runs and why.
     """
-    document = _canonical_values(config)
+    document = config_values(config)
     del document["provenance"], document["model"]["reference"]
     return canonical_sha256(document)
 
@@ -196,16 +214,6 @@ def load_grid(path_or_name: str | os.PathLike[str]) -> tuple[Grid, str]:
         path = shipped
     grid = load_model_file(path, Grid, max_bytes=_MAX_SMALL_DOCUMENT_BYTES)
     return grid, document_digest(grid)
-
-
-def _canonical_values(config: PatternConfig) -> dict[str, Any]:
-    """Return plain values in the order of the models; free mappings sorted by key."""
-    document = config.model_dump()
-    ropes = document["model"]["rope"]
-    document["model"]["rope"] = {name: ropes[name] for name in sorted(ropes)}
-    for rope in ropes.values():
-        rope["parameters"] = _sorted_mapping(rope["parameters"])
-    return document
 
 
 def _sorted_mapping(value: Any) -> Any:

@@ -47,15 +47,15 @@ class Source:
 
     name: str
     value: Any
-    _text: str = field(repr=False)
-    _lines: dict[int, Any] | None = field(repr=False)
-    json_text: str | None = field(repr=False)
+    _text: str | None = field(default=None, repr=False)
+    _lines: dict[int, Any] | None = field(default=None, repr=False)
+    json_text: str | None = field(default=None, repr=False)
 
     def line_of(self, path: tuple[str | int, ...]) -> int | None:
         """Return the line (from 1) of the deepest part of ``path`` that can be located."""
         lines, value = self._lines, self.value
         if lines is None:
-            if len(self._text) > 2**20:
+            if self._text is None or len(self._text) > 2**20:
                 return None
             try:
                 value, lines = Walker(self.name, self._text, set(), ConfigError).run()
