@@ -5,8 +5,6 @@ Nothing is read here but the presence of packages, so a plan is cheap, and the s
 machine that has the same packages.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from patternsearch.calibration.recipes import (
     Source,
 )
 from patternsearch.errors import EnvironmentLacks, RecipeError
+from patternsearch.schema.canonical import canonical_sha256
 
 __all__ = ["LengthCounts", "ResolvedRecipe", "SkippedSource", "Slot", "plan_slots", "resolve"]
 
@@ -62,10 +61,7 @@ class ResolvedRecipe(_Frozen):
     @property
     def sha256(self) -> str:
         """Digest of the canonical JSON of this document."""
-        text = json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        return canonical_sha256(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True, slots=True)

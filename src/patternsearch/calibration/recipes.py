@@ -7,12 +7,13 @@ network nor any source; :mod:`patternsearch.calibration.plan` resolves it for on
 """
 
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from patternsearch.data import data_path
 from patternsearch.errors import RecipeError
-from patternsearch.schema.reading import load_document
+from patternsearch.schema.io import load_model_file
 
 __all__ = [
     "RECIPE_FORMAT",
@@ -56,7 +57,17 @@ class _Documents(_Weighted):
     min_chars: int = Field(default=0, ge=0, description="shorter documents are passed over")
 
 
-class HubSource(_Documents):
+class _Rows(_Documents):
+    field: str = Field(default="text", min_length=1)
+    shuffle_block: int = Field(
+        default=1,
+        ge=1,
+        le=100_000,
+        description="documents are shuffled by the seed within blocks of so many",
+    )
+
+
+class HubSource(_Rows):
     """A dataset of the Hugging Face hub, streamed. The only kind of source that needs a network.
 
     A document is one row's ``field``: a string, or a list of messages with ``role`` and
@@ -68,10 +79,9 @@ class HubSource(_Documents):
     config: str | None = Field(default=None, min_length=1)
     split: str = Field(default="train", pattern=r"^\w[\w.-]*$")
     revision: str | None = Field(default=None, min_length=1)
-    field: str = Field(default="text", min_length=1)
 
 
-class FileSource(_Documents):
+class FileSource(_Rows):
     """Local files, streamed. Paths are relative to the recipe's folder, or absolute.
 
     ``text``: each file is a document. ``json`` (also JSON lines) and ``parquet``: each row's
@@ -81,7 +91,6 @@ class FileSource(_Documents):
     kind: Literal["files"]
     format: Literal["text", "json", "parquet"]
     paths: Annotated[tuple[Pattern, ...], Field(min_length=1)]
-    field: str = Field(default="text", min_length=1)
 
     @field_validator("paths")
     @classmethod
@@ -188,7 +197,7 @@ def recipe_path(path_or_name: str | Path) -> Path:
     path = Path(path_or_name)
     if path.suffix or len(path.parts) != 1 or path.exists():
         return path
-    shipped = _shipped_folder()
+    shipped = data_path("calib")
     named = shipped / f"{path_or_name}.yaml"
     if not named.is_file():
         known = ", ".join(sorted(found.stem for found in shipped.glob("*.yaml"))) or "none"
@@ -205,53 +214,6 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
     Raises:
         RecipeError: the file is missing or breaks a rule; the message names file, place and rule.
     """
-    path = recipe_path(path_or_name)
-    document = load_document(path, max_bytes=_MAX_RECIPE_BYTES, error=RecipeError)
-    return parse_recipe(document, str(path))
-
-
-def parse_recipe(document: Any, name: str) -> Recipe:
-    """Check a parsed document; ``name`` is the file's name for messages."""
-    if not isinstance(document, dict):
-        raise RecipeError(f"{name} is no recipe: it holds no mapping of keys to values")
-    if document.get("format") != RECIPE_FORMAT:
-        raise RecipeError(
-            f"{name} is no recipe: format is {document.get('format')!r}, must be {RECIPE_FORMAT!r}"
-        )
-    version = document.get("schema_version")
-    if isinstance(version, int) and version > RECIPE_SCHEMA_VERSION:
-        raise RecipeError(
-            f"{name} has schema_version {version}, this program knows up to "
-            f"{RECIPE_SCHEMA_VERSION}: update patternsearch"
-        )
-    try:
-        return Recipe.model_validate(document)
-    except ValidationError as error:
-        raise RecipeError(f"{name}: {_first_problem(error)}") from None
-
-
-def _shipped_folder() -> Path:
-    return Path(__file__).parents[3] / "calib"
-
-
-_KINDS = {"hub", "files", "package", "synthetic"}
-
-
-def _first_problem(error: ValidationError) -> str:
-    """Say in one sentence what is wrong where, and how many more problems there are."""
-    problems = error.errors(include_url=False, include_context=False)
-    first = problems[0]
-    # The tag of the union is no key of the document.
-    location = [part for part in first["loc"] if part not in _KINDS]
-    place = ".".join(str(part) for part in location)
-    if first["type"] == "extra_forbidden":
-        text = f"unknown key {place}: remove it or correct its spelling"
-    elif first["type"] == "missing":
-        text = f"key {place} is missing"
-    else:
-        value = repr(first["input"])
-        shown = value if len(value) <= 60 else value[:57] + "..."
-        message = first["msg"].removeprefix("Value error, ")
-        text = f"{place}: {message} (given: {shown})" if place else message
-    more = len(problems) - 1
-    return text + (f" (and {more} more problem{'s' if more > 1 else ''})" if more else "")
+    return load_model_file(
+        recipe_path(path_or_name), Recipe, error=RecipeError, max_bytes=_MAX_RECIPE_BYTES
+    )

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ __all__ = ["DocumentSpan", "Sample", "draw_samples", "draw_slots"]
 _TASK = "samples"
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentSpan:
+class DocumentSpan(NamedTuple):
     """A document's place in a sample; it reaches to the next span or the sample's end.
 
     Attributes:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ def iter_documents(
 ) -> Iterator[Document]:
     """Yield the documents of a source in its own order, empty and too short ones left out.
 
-    Files of a package come in an order shuffled by the seed; datasets and local files come in
-    the order in which they are stored.
+    Files of a package come in an order shuffled by the seed; datasets and local files come as
+    they are stored, shuffled by the seed within blocks if the source says so.
 
     Raises:
         RecipeError: a file or row is missing or not what the recipe says.
@@ -65,7 +66,7 @@ def iter_documents(
     documents = (
         _package_documents(source, seed)
         if isinstance(source, PackageSource)
-        else _row_documents(source, base_dir, encoder)
+        else _shuffled(source, seed, _row_documents(source, base_dir, encoder))
     )
     for document in documents:
         text = document.text.strip("\n")
@@ -272,6 +273,15 @@ def _datasets_errors(source: HubSource | FileSource) -> Iterator[None]:
         raise RecipeError(
             f"source {source.name}: the hub dataset {source.dataset} cannot be used: {reason}"
         ) from None
+
+
+def _shuffled(
+    source: HubSource | FileSource, seed: int, documents: Iterator[Document]
+) -> Iterator[Document]:
+    while block := list(islice(documents, source.shuffle_block)):
+        if source.shuffle_block > 1:
+            block.sort(key=lambda document: key_digest(seed, source.name, document.id))
+        yield from block
 
 
 def _row_documents(
