@@ -200,14 +200,13 @@ class LayerScorer:
     ) -> list[VerticalSlashIndex]:
         """Rank every Vertical-Slash index, online and oracle."""
         indices = []
+        online = self._spread_scores(q, k, scale)
         for key, group in self._spread.items():
             if isinstance(key, tuple):
-                last_q, spread_rows, tile = key
-                columns, diagonals = self._index("spread_scores")(
-                    q, k, scale=scale, last_q=last_q, spread_rows=spread_rows, tile=tile
-                )
+                columns, diagonals = online[key]
             else:
-                assert oracle is not None and oracle.column_sum is not None
+                assert oracle is not None
+                assert oracle.column_sum is not None
                 columns = oracle.column_sum
                 diagonals = TileMasses(oracle.segment_mass, q.shape[2]).diagonal_sums(key)
             indices.append(prepare(group.candidates, group.rows, columns, diagonals, self.consumer))
@@ -218,10 +217,38 @@ class LayerScorer:
                 )
             else:
                 assert oracle is not None
-                assert oracle.column_sum is not None and oracle.offset_sum is not None
+                assert oracle.column_sum is not None
+                assert oracle.offset_sum is not None
                 columns, offsets = oracle.column_sum, oracle.offset_sum
             indices.append(prepare(group.candidates, group.rows, columns, offsets, self.consumer))
         return indices
+
+    def _spread_scores(
+        self, q: Tensor, k: Tensor, scale: float
+    ) -> dict[tuple[int, int, int], tuple[Tensor, Tensor]]:
+        """Return column and tile-diagonal scores by (last_q, spread_rows, tile)."""
+        keys = [key for key in self._spread if isinstance(key, tuple)]
+        if self.backend == "triton":
+            launch = self._index("spread_scores")
+            return {
+                (last_q, spread_rows, tile): launch(
+                    q, k, scale=scale, last_q=last_q, spread_rows=spread_rows, tile=tile
+                )
+                for last_q, spread_rows, tile in keys
+            }
+        scores = {}
+        for last_q, spread_rows in dict.fromkeys(key[:2] for key in keys):
+            columns, diagonals = torch_index.spread_scores_by_tile(
+                q,
+                k,
+                scale=scale,
+                last_q=last_q,
+                spread_rows=spread_rows,
+                tiles=[key[2] for key in keys if key[:2] == (last_q, spread_rows)],
+            )
+            for tile, by_diagonal in diagonals.items():
+                scores[last_q, spread_rows, tile] = columns, by_diagonal
+        return scores
 
     def _index(self, name: str) -> Any:
         """Return a score function of the online index for the backend."""
@@ -235,4 +262,5 @@ class LayerScorer:
         from patternsearch.kernels.score import score_masses
 
         assert arguments["lse"] is not None, "the triton backend needs the rows' log-sum-exp"
-        return score_masses(q, k, **arguments)
+        masses: ScoreMasses = score_masses(q, k, **arguments)
+        return masses

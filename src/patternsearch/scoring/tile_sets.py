@@ -66,7 +66,8 @@ class TileMasses:
         if per_tile == 1:
             return mass
         pad = num_tiles(self.n, tile) * per_tile - mass.shape[2]
-        return torch.nn.functional.pad(mass, (0, pad)).unflatten(2, (-1, per_tile)).sum(-1)
+        padded = torch.nn.functional.pad(mass, (0, pad))
+        return padded.view(*mass.shape[:2], -1, per_tile).sum(-1)
 
     def by_query_tile(self, heads: slice, tile: int) -> Tensor:
         """Return [heads, query tiles, key tiles], the mass of each tile."""
@@ -126,21 +127,21 @@ def put_a_shape(
     """
     n, device = masses.n, logical.device
     count = num_tiles(n, 64)
-    sink_end, window_start, row_end = [], [], []
+    sink_ends, window_starts, row_ends = [], [], []
     for candidate in candidates:
         tile, per_tile = candidate.tile, candidate.tile // 64
-        query = masses.first_row // tile
-        end = np.minimum((query + 1) * per_tile, count)
+        query_tile = masses.first_row // tile
+        row_end = np.minimum((query_tile + 1) * per_tile, count)
         sinks = a_shape_sink_tiles(n, tile, candidate.sink) * per_tile
         diagonals = a_shape_window_diagonals(n, tile, candidate.window)
-        sink_end.append(np.minimum(sinks, end))
-        window_start.append(
-            np.maximum(np.maximum(query - diagonals + 1, 0) * per_tile, sink_end[-1])
+        sink_ends.append(np.minimum(sinks, row_end))
+        window_starts.append(
+            np.maximum(np.maximum(query_tile - diagonals + 1, 0) * per_tile, sink_ends[-1])
         )
-        row_end.append(end)
+        row_ends.append(row_end)
     sink, start, end = (
         torch.from_numpy(np.stack(values)).to(device)
-        for values in (sink_end, window_start, row_end)
+        for values in (sink_ends, window_starts, row_ends)
     )
     segment = torch.arange(len(masses.first_row), device=device)
     parts = []

@@ -196,7 +196,7 @@ def _tiles_read(table: BucketTable, chosen: Tensor, n: int) -> Tensor:
     start = torch.where(chosen, -1, entry).cummax(-1).values + 1
     opens_tile = chosen & ((entry - start) % table.tile == 0)
     # Query tile u sees the entries before T·(u + 1).
-    before = opens_tile.unflatten(2, (-1, table.tile)).sum(-1).cumsum(-1)
+    before = opens_tile.view(*chosen.shape[:2], -1, table.tile).sum(-1).cumsum(-1)
     return before.sum(-1)
 
 
@@ -252,7 +252,7 @@ def prepare(
 def _diagonal_buckets(slash_bucket: Tensor, tile: int) -> Tensor:
     """Return [Hq, tiles]: the least bucket of the offsets with D ∈ {⌊δ/T⌋, ⌈δ/T⌉}."""
     padded = _pad_to_tiles(slash_bucket, tile)
-    by_tile = padded.unflatten(1, (-1, tile))
+    by_tile = padded.view(len(padded), -1, tile)
     floor = by_tile.amin(-1)
     # ⌈δ/T⌉ = D for the offsets after the first of tile D − 1 (the first of D is in the floor).
     ceiling = by_tile[:, :-1, 1:].amin(-1)
@@ -268,7 +268,8 @@ def _offset_buckets(slash_bucket: Tensor, tile: int) -> Tensor:
     padded = _pad_to_tiles(slash_bucket, tile)
     highest = int(torch.iinfo(padded.dtype).max)
     windows = torch.nn.functional.pad(padded, (tile - 1, 0), value=highest)
-    return windows.unfold(1, tile, 1).amin(-1)
+    least: Tensor = windows.unfold(1, tile, 1).amin(-1)
+    return least
 
 
 def _pad_to_tiles(slash_bucket: Tensor, tile: int) -> Tensor:

@@ -11,6 +11,14 @@ from patternsearch.kernels.index.reference import (
     rank,
     rank_blocks,
     spread_scores,
+    spread_scores_by_tile,
 )
 
-__all__ = ["block_scores", "last_q_scores", "rank", "rank_blocks", "spread_scores"]
+__all__ = [
+    "block_scores",
+    "last_q_scores",
+    "rank",
+    "rank_blocks",
+    "spread_scores",
+    "spread_scores_by_tile",
+]

@@ -5,7 +5,7 @@ Exact rules, any device, float32, memory flat in the number of heads and query t
 different devices differ by rounding; ranks of equal scores never do: ties go to the lower index.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -13,7 +13,14 @@ from torch import Tensor
 
 from patternsearch.patterns.geometry import num_tiles, spread_row_positions, tile_rows
 
-__all__ = ["block_scores", "last_q_scores", "rank", "rank_blocks", "spread_scores"]
+__all__ = [
+    "block_scores",
+    "last_q_scores",
+    "rank",
+    "rank_blocks",
+    "spread_scores",
+    "spread_scores_by_tile",
+]
 
 _LIMIT = {"cpu": 2**22, "cuda": 2**27}
 """Largest number of logits held at a time, by device type; at least one kv head's."""
@@ -37,18 +44,35 @@ def spread_scores(
         over the last rows plus the mean over the spread rows of p_ij, and of Σ_j p_ij over the
         keys of tile diagonal D.
     """
+    column, diagonals = spread_scores_by_tile(
+        q, k, scale=scale, last_q=last_q, spread_rows=spread_rows, tiles=(tile,)
+    )
+    return column, diagonals[tile]
+
+
+def spread_scores_by_tile(
+    q: Tensor, k: Tensor, *, scale: float, last_q: int, spread_rows: int, tiles: Sequence[int]
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Do what :func:`spread_scores` does for several tile sizes, computing the rows once.
+
+    Returns:
+        Column scores [Hq, n], and tile-diagonal scores by tile size.
+    """
     n = q.shape[2]
-    column, diagonal = _new_scores(q, n), _new_scores(q, num_tiles(n, tile))
+    column = _new_scores(q, n)
+    diagonal = {tile: _new_scores(q, num_tiles(n, tile)) for tile in tiles}
     last = torch.arange(max(0, n - last_q), n, device=q.device)
     spread = torch.from_numpy(spread_row_positions(n, spread_rows)).to(q.device)
     for positions in (last, spread):
         for heads, p in _rows_of_probabilities(q, k, scale, positions):
             column[heads] += p.mean(1)
-            by_tile = _sum_tiles(p, tile)
-            # Tile diagonal D of row i is key tile i // T − D; those below tile 0 do not exist.
-            key_tile = positions[:, None] // tile - torch.arange(by_tile.shape[2], device=q.device)
-            mass = by_tile.gather(2, key_tile.clamp(min=0).expand(p.shape[0], -1, -1))
-            diagonal[heads] += torch.where(key_tile >= 0, mass, 0).mean(1)
+            for tile, scores in diagonal.items():
+                by_tile = _sum_tiles(p, tile)
+                # Tile diagonal D of row i is key tile i // T − D; below tile 0 there is none.
+                key_tile = torch.arange(by_tile.shape[2], device=q.device)
+                key_tile = positions[:, None] // tile - key_tile
+                mass = by_tile.gather(2, key_tile.clamp(min=0).expand(p.shape[0], -1, -1))
+                scores[heads] += torch.where(key_tile >= 0, mass, 0).mean(1)
     return column, diagonal
 
 
@@ -118,10 +142,10 @@ def block_scores(
                 # The keys of a tile v < u all come before the query tile's last row; those of
                 # tile u that exist do too.
                 keys = k[0, kv, : last * tile].float()
-                logits = (queries[heads, first:last] @ keys.T).contiguous()
+                logits = queries[heads, first:last] @ keys.T
                 pad = last * tile - keys.shape[0]
                 logits = torch.nn.functional.pad(logits, (0, pad), value=float("-inf"))
-                by_tile = logits.unflatten(2, (last, tile)).logsumexp(-1)
+                by_tile = logits.view(group, last - first, last, tile).logsumexp(-1)
                 scores[heads, first:last, :last] = by_tile
     tile_index = torch.arange(tiles, device=q.device)
     return scores.masked_fill_(tile_index > tile_index[:, None], float("-inf"))
@@ -187,8 +211,10 @@ def _rows_of_probabilities(
 def _sum_tiles(p: Tensor, tile: int) -> Tensor:
     """Sum [..., n] over the keys of each tile: [..., tiles]."""
     n = p.shape[-1]
-    pad = num_tiles(n, tile) * tile - n
-    return torch.nn.functional.pad(p, (0, pad)).unflatten(-1, (-1, tile)).sum(-1)
+    tiles = num_tiles(n, tile)
+    if tiles * tile > n:
+        p = torch.nn.functional.pad(p, (0, tiles * tile - n))
+    return p.view(*p.shape[:-1], tiles, tile).sum(-1)
 
 
 def _tile_means(x: Tensor, tile: int) -> Tensor:
@@ -196,4 +222,4 @@ def _tile_means(x: Tensor, tile: int) -> Tensor:
     rows = torch.from_numpy(tile_rows(x.shape[1], tile)).to(x.device)
     pad = len(rows) * tile - x.shape[1]
     padded = torch.nn.functional.pad(x.float(), (0, 0, 0, pad))
-    return padded.unflatten(1, (-1, tile)).sum(2) / rows[:, None]
+    return padded.view(x.shape[0], len(rows), tile, -1).sum(2) / rows[:, None]
