@@ -70,12 +70,9 @@ def score_masses_chunked(
     bounds, region = query_segments(n, _SEGMENT)
     padded = num_tiles(n, _SEGMENT) * _SEGMENT
     zeros = q.new_zeros
-    segment_mass = zeros(
-        num_heads, len(region), padded // _SEGMENT, dtype=torch.float32
-    )
+    segment_mass = zeros(num_heads, len(region), padded // _SEGMENT, dtype=torch.float32)
     column_mass = tuple(
-        zeros(num_heads, table.num_buckets, NUM_REGIONS, n, dtype=torch.float32)
-        for table in tables
+        zeros(num_heads, table.num_buckets, NUM_REGIONS, n, dtype=torch.float32) for table in tables
     )
     column_sum = zeros(num_heads, n, dtype=torch.float32) if column_sums else None
     offset_sum = zeros(num_heads, n, dtype=torch.float32) if offset_sums else None
@@ -84,9 +81,9 @@ def score_masses_chunked(
         shape = (num_heads, len(a_shape_sinks), len(a_shape_windows))
         logical = zeros(shape, dtype=torch.float32)
 
-    segments = [_Segment(int(a), int(b)) for a, b in pairwise(bounds)]
+    segments = [_Segment(first, last) for first, last in pairwise(bounds.tolist())]
     for heads in state.head_groups():
-        for r, first, last in _runs(region, state.segments_at_once(heads)):
+        for r, first, last in _runs(region.tolist(), state.segments_at_once(heads)):
             out = _RunOutputs(
                 column_mass=[mass[heads, :, r] for mass in column_mass],
                 offset_sum=None if offset_sum is None else offset_sum[heads],
@@ -102,12 +99,14 @@ def score_masses_chunked(
 
 
 def _check(q: Tensor, k: Tensor, lse: Tensor | None, tables: Sequence[BucketTable]) -> None:
-    assert q.ndim == 4 and k.ndim == 4 and q.shape[0] == k.shape[0] == 1, (q.shape, k.shape)
+    assert q.ndim == k.ndim == 4, (q.shape, k.shape)
+    assert q.shape[0] == k.shape[0] == 1, (q.shape, k.shape)
     num_heads, n, dim = q.shape[1:]
-    assert k.shape[2:] == (n, dim) and num_heads % k.shape[1] == 0, (q.shape, k.shape)
-    assert q.is_floating_point() and q.dtype == k.dtype and q.device == k.device
+    assert k.shape[2:] == (n, dim), (q.shape, k.shape)
+    assert num_heads % k.shape[1] == 0, (q.shape, k.shape)
+    assert q.is_floating_point(), q.dtype
     assert n > 0
-    assert lse is None or (lse.shape == (num_heads, n) and lse.dtype == torch.float32)
+    assert lse is None or lse.shape == (num_heads, n), lse.shape
     for table in tables:
         entries = {
             "tile": num_tiles(n, table.tile),
@@ -123,7 +122,7 @@ def _runs(region: Sequence[int], limit: int) -> Iterator[tuple[int, int, int]]:
     first = 0
     for s in range(1, len(region) + 1):
         if s == len(region) or region[s] != region[first] or s - first == limit:
-            yield int(region[first]), first, s
+            yield region[first], first, s
             first = s
 
 
@@ -164,7 +163,7 @@ class _Pass:
     @property
     def group(self) -> int:
         """Query heads of a kv head."""
-        return self.q.shape[0] // self.k.shape[0]
+        return int(self.q.shape[0]) // int(self.k.shape[0])
 
     def _limit(self, limits: dict[str, int]) -> int:
         return limits.get(self.q.device.type, limits["cuda"])
@@ -178,7 +177,7 @@ class _Pass:
 
     def segments_at_once(self, heads: slice) -> int:
         """Return how many segments' column sums may be held at a time."""
-        per_segment = (heads.stop - heads.start) * self.q.shape[1]
+        per_segment = (heads.stop - heads.start) * int(self.q.shape[1])
         return max(1, self._limit(_SUMS_ELEMENTS) // per_segment)
 
     def run(self, heads: slice, segments: Sequence[_Segment], out: _RunOutputs) -> Tensor:
@@ -191,15 +190,14 @@ class _Pass:
         num_heads, device = heads.stop - heads.start, self.q.device
         tiles = segments[-1].tile + 1
         kv = slice(heads.start // self.group, heads.stop // self.group)
-        keys = torch.zeros(
-            kv.stop - kv.start, tiles * _SEGMENT, self.k.shape[2], device=device
-        )
+        keys = torch.zeros(kv.stop - kv.start, tiles * _SEGMENT, self.k.shape[2], device=device)
         rows = min(tiles * _SEGMENT, self.k.shape[1])
         keys[:, :rows] = self.k[kv, :rows]
         room = _SEGMENT * (tiles * _SEGMENT + (_SEGMENT if self.offset_sums else 0))
         buffer = torch.empty(num_heads * room, device=device)
         sums = torch.zeros(num_heads, tiles, len(segments), _SEGMENT, device=device)
         ones = torch.ones(num_heads, 1, _SEGMENT, device=device)
+        above = torch.ones(_SEGMENT, _SEGMENT, dtype=torch.bool, device=device).triu(1)
         slashes = [
             _SlashMasks(table, heads, self.q.shape[1], self.q.device)
             if table.kind == "slash"
@@ -208,7 +206,7 @@ class _Pass:
         ]
 
         for s, segment in enumerate(segments):
-            p = self._probabilities(heads, segment, keys, buffer)
+            p = self._probabilities(heads, segment, keys, buffer, above)
             totals = torch.bmm(ones[:, :, : p.shape[1]], p)
             sums[:, : segment.tile + 1, s] = totals.view(num_heads, -1, _SEGMENT)
             if out.offset_sum is not None:
@@ -229,7 +227,7 @@ class _Pass:
         return sums
 
     def _probabilities(
-        self, heads: slice, segment: _Segment, keys: Tensor, buffer: Tensor
+        self, heads: slice, segment: _Segment, keys: Tensor, buffer: Tensor, above: Tensor
     ) -> Tensor:
         """Return [heads, rows, keys up to the end of the tile], rows **last first**.
 
@@ -248,9 +246,8 @@ class _Pass:
             queries.view(num_kv, -1, queries.shape[-1]), keys[:, :width].transpose(1, 2), out=p
         )
         by_row = padded.view(num_heads, rows, pitch)[..., :width]
-        position = torch.arange(segment.last - 1, segment.first - 1, -1, device=p.device)
-        key = torch.arange(width - _SEGMENT, width, device=p.device)
-        by_row[..., -_SEGMENT:].masked_fill_(key > position[:, None], float("-inf"))
+        start = segment.first - segment.tile * _SEGMENT
+        by_row[..., -_SEGMENT:].masked_fill_(above[start : start + rows].flip(0), float("-inf"))
         if self.lse is not None:
             by_row.sub_(self.lse[heads, segment.first : segment.last].flip(1)[..., None]).exp_()
         elif pitch == width:
@@ -264,16 +261,17 @@ class _Pass:
     def _add_window_edges(self, p: Tensor, segment: _Segment, logical: Tensor) -> None:
         """Add the window pairs of the key columns that some rows of the segment see and some not.
 
-        Those keys are j in (first − window, last − 1 − window]; of them i − j < window.
+        Those keys are j in (first − window, last − 1 − window]; of them i − j < window, which
+        with rows backwards is r + c > rows − 2 at the c-th of them.
         """
-        position = torch.arange(segment.last - 1, segment.first - 1, -1, device=p.device)
+        rows = p.shape[1]
+        inside = torch.ones(rows, rows, device=p.device).triu().flip(0)[:, :-1]
         for y, window in enumerate(self.windows):
             start, stop = max(0, segment.first - window + 1), segment.last - window
             if start >= stop:
                 continue
-            key = torch.arange(start, stop, device=p.device)
-            inside = position[:, None] - key < window
-            column = torch.where(inside, p[..., start:stop], 0).sum(1)
+            edge = inside[:, rows - 1 - (stop - start) :]
+            column = (p[..., start:stop] * edge).sum(1)
             for x, sink in enumerate(self.sinks):
                 logical[:, x, y] += column[:, max(0, sink - start) :].sum(-1)
 
@@ -284,7 +282,6 @@ class _Pass:
         device = sums.device
         running = sums.transpose(1, 2).flatten(2).cumsum(-1)
         running = torch.nn.functional.pad(running, (1, 0))
-        first = torch.tensor([segment.first for segment in segments], device=device)
         last = torch.tensor([segment.last for segment in segments], device=device)
         row = torch.arange(len(segments), device=device)
         for x, sink in enumerate(self.sinks):

@@ -2,6 +2,7 @@
 """The boring truth of the score operation: the n×n matrix, explicit masks. For tests only."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def score_masses_reference(
     bounds = [int(bound) for bound in query_segments(n, 64)[0]]
     count = num_tiles(n, 64)
     segment_mass = p.new_zeros(num_heads, len(bounds) - 1, count)
-    for s, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for s, (first, last) in enumerate(pairwise(bounds)):
         for v in range(count):
             segment_mass[:, s, v] = p[:, first:last, 64 * v : 64 * v + 64].sum((1, 2))
 
