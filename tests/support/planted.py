@@ -21,7 +21,8 @@ def planted_qk(
     dense: noise only. sink: keys 0..3. columns: about n/50 keys anywhere. diagonals: offsets 0 and
     a few up to n/2. blocks: for each tile of 64 queries one earlier tile of 64 keys.
     """
-    assert head_dim >= 32 and heads % kv_heads == 0
+    assert head_dim >= 32
+    assert heads % kv_heads == 0
     g = torch.Generator().manual_seed(seed)
     group = heads // kv_heads
     num_code = head_dim // 4
