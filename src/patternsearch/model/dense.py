@@ -72,7 +72,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     num_kv_heads = k.shape[1]
     group = q.shape[1] // num_kv_heads
     return (
-        q[0].unflatten(0, (num_kv_heads, group)),
+        q[0].view(num_kv_heads, group, *q.shape[2:]),
         k.transpose(0, 1).expand(-1, group, -1, -1),
         v.transpose(0, 1).expand(-1, group, -1, -1),
     )

@@ -94,7 +94,6 @@ def describe_skeleton(
 
     Raises:
         ModelError: If files are damaged.
-        EnvironmentLacks: If reading a ``.gguf`` file needs a missing package.
     """
     num_layers = int(skeleton.config.num_hidden_layers)
     tensors: tuple[StoredTensor, ...] = ()

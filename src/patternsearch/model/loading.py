@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load a model for capture: only what is supported, complete, and from plain tensors."""
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,7 +104,7 @@ def load_model(
     tokenizer = _load_tokenizer(source, trust_remote_code) if require_tokenizer else None
     identity = describe_skeleton(source, skeleton, weights=digests, progress=progress)
     run_dtype = _check_dtype(dtype) or default_dtype(identity, where)
-    model = _load_weights(source, where, run_dtype, trust_remote_code)
+    model = _load_weights(source, config, where, run_dtype, trust_remote_code)
     return LoadedModel(model, tokenizer, identity, run_dtype, _input_device(model))
 
 
@@ -194,7 +195,11 @@ def _load_tokenizer(source: ModelSource, trust_remote_code: bool) -> Any:
 
 
 def _load_weights(
-    source: ModelSource, device: str, dtype: torch.dtype, trust_remote_code: bool
+    source: ModelSource,
+    config: Any,
+    device: str,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -214,6 +219,7 @@ def _load_weights(
         with _quiet_library():
             model, info = AutoModelForCausalLM.from_pretrained(
                 source.folder,
+                config=copy.deepcopy(config),
                 dtype=dtype,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,

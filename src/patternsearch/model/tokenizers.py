@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from patternsearch.errors import EnvironmentLacks, ModelError
+from patternsearch.errors import ModelError
+from patternsearch.model.gguf_header import read_gguf_header
 from patternsearch.model.sources import ModelSource
 
 __all__ = ["tokenizer_digest"]
@@ -53,16 +54,12 @@ def _json_digest(path: Path) -> str:
 
 
 def _gguf_digest(path: Path) -> str:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise EnvironmentLacks(
-            "reading a .gguf file needs the package gguf; pip install gguf"
-        ) from None
     digest = hashlib.sha256()
-    fields = GGUFReader(path).fields
-    for name in sorted(key for key in fields if key.startswith("tokenizer.ggml.")):
-        digest.update(f"{name}\n".encode())
-        for part in fields[name].parts:
-            digest.update(part.tobytes())
+    fields = read_gguf_header(path).fields
+    with path.open("rb") as stream:
+        for name in sorted(key for key in fields if key.startswith("tokenizer.ggml.")):
+            first, last = fields[name]
+            stream.seek(first)
+            digest.update(f"{name}\t{last - first}\n".encode())
+            digest.update(stream.read(last - first))
     return digest.hexdigest()

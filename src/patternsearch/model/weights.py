@@ -18,10 +18,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patternsearch.errors import EnvironmentLacks, ModelError
+from patternsearch.errors import ModelError
+from patternsearch.model.gguf_header import read_gguf_header
 from patternsearch.model.sources import ModelSource
 from patternsearch.progress import Progress, Silent
 
@@ -96,7 +98,6 @@ def list_tensors(source: ModelSource) -> tuple[StoredTensor, ...]:
 
     Raises:
         ModelError: If a file is truncated or malformed, or a tensor is stored twice.
-        EnvironmentLacks: If a GGUF file is named and the package ``gguf`` is missing.
     """
     tensors: list[StoredTensor] = []
     for file in source.weight_files:
@@ -110,7 +111,7 @@ def list_tensors(source: ModelSource) -> tuple[StoredTensor, ...]:
                 "safetensors to get its digests"
             )
     tensors.sort(key=lambda tensor: tensor.name)
-    for one, other in zip(tensors, tensors[1:], strict=False):
+    for one, other in pairwise(tensors):
         if one.name == other.name:
             raise ModelError(
                 f"the tensor {one.name} is stored in both {one.file.name} and {other.file.name}; "
@@ -169,7 +170,7 @@ def digest_state(state: Mapping[str, "torch.Tensor"], num_layers: int) -> Weight
     lines = {}
     for name, tensor in state.items():
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        content = hashlib.sha256(memoryview(flat.numpy())).hexdigest()
+        content = hashlib.sha256(flat.numpy().data).hexdigest()
         dtype = _STORED_DTYPES[str(tensor.dtype).removeprefix("torch.")]
         lines[name] = _line(name, dtype, tensor.shape, content)
     return _combine(lines, num_layers)
@@ -248,24 +249,9 @@ def _stored(file: Path, base: int, name: str, entry: dict[str, Any]) -> StoredTe
 
 
 def _gguf_tensors(file: Path) -> list[StoredTensor]:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise EnvironmentLacks(
-            "reading a .gguf file needs the package gguf; pip install gguf"
-        ) from None
-    try:
-        reader = GGUFReader(file)
-        return [
-            StoredTensor(
-                str(tensor.name),
-                tensor.tensor_type.name,
-                tuple(int(size) for size in tensor.shape),
-                file,
-                int(tensor.data_offset),
-                int(tensor.n_bytes),
-            )
-            for tensor in reader.tensors
-        ]
-    except (ValueError, KeyError, IndexError, OSError) as error:
-        raise ModelError(f"{file} is no GGUF file ({error}); fetch the file again") from None
+    return [
+        StoredTensor(
+            tensor.name, tensor.type_name, tensor.shape, file, tensor.offset, tensor.size_bytes
+        )
+        for tensor in read_gguf_header(file).tensors
+    ]
