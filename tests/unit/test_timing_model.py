@@ -1,0 +1,198 @@
+"""The time model finds the formula behind a table, and says no outside of it."""
+
+import numpy as np
+import pytest
+
+from patternsearch.errors import TimingError
+from patternsearch.patterns.candidates import (
+    AShape,
+    BlockSparse,
+    Dense,
+    VerticalSlashLastQ,
+    VerticalSlashSpread,
+)
+from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.select import select_heads
+from patternsearch.timing.fit import Curve, Plane, Polyline
+from patternsearch.timing.model import TimeModel, held_out_errors, load_time_model
+from patternsearch.timing.table import dump_timings
+from support.scores_factory import counts, scores_frame
+from support.timings_factory import dense_ms, index_ms, kernel_ms, timing_rows, timing_table
+
+CANDIDATES = (
+    Dense(),
+    AShape(sink=128, window=700, tile=64),
+    AShape(sink=128, window=1024, tile=128),
+    VerticalSlashSpread(vertical=200, diagonals=12, tile=64),
+    VerticalSlashSpread(vertical=200, diagonals=6, tile=128, spread_rows=128),
+    VerticalSlashLastQ(vertical=400, slash=500, tile=64),
+    BlockSparse(blocks=20, tile=64),
+    BlockSparse(blocks=12, tile=128, estimator="pooled"),
+)
+
+
+def predict(model, candidate, n):
+    tiles, columns, _ = counts(candidate, n)
+    cost = model.head_cost(
+        (candidate,), n, np.array([[tiles]], float), np.array([[columns]], float)
+    )
+    return float(cost[0, 0])
+
+
+def truth(candidate, n):
+    if candidate == Dense():
+        return dense_ms(n)
+    tiles, columns, _ = counts(candidate, n)
+    return index_ms(candidate, n) + kernel_ms(candidate, n, tiles, columns)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TimeModel(timing_table(), dtype="bfloat16", head_dim=128)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=str)
+@pytest.mark.parametrize("num_tokens", [1024, 2000, 4096, 5000, 12345, 16384])
+def test_prediction_is_near_the_formula(model, candidate, num_tokens):
+    assert predict(model, candidate, num_tokens) == pytest.approx(
+        truth(candidate, num_tokens), rel=0.12
+    )
+
+
+def test_held_out_errors_are_small_without_noise_and_reported_by_operation():
+    errors = {error.op: error for error in held_out_errors(timing_table())}
+    assert errors["all"].num_rows == sum(e.num_rows for op, e in errors.items() if op != "all")
+    assert {"dense", "attend_vertical_slash", "index_spread"} < set(errors)
+    assert errors["all"].median <= 0.05
+    assert errors["all"].worst <= 0.25
+
+
+def test_held_out_errors_grow_with_noise():
+    calm, noisy = (
+        held_out_errors(timing_table(timing_rows(noise=noise)))[-1] for noise in (0.0, 0.1)
+    )
+    assert noisy.median > calm.median + 0.02
+
+
+def test_held_out_rows_do_not_enter_the_fit():
+    rows = timing_rows()
+    spoilt = tuple(
+        row.model_copy(update={"p20_ms": 9e3, "p50_ms": 9e3, "p80_ms": 9e3})
+        if row.held_out
+        else row
+        for row in rows
+    )
+    a = TimeModel(timing_table(rows), dtype="bfloat16", head_dim=128)
+    b = TimeModel(timing_table(spoilt), dtype="bfloat16", head_dim=128)
+    for candidate in CANDIDATES:
+        assert predict(a, candidate, 3000) == predict(b, candidate, 3000)
+
+
+def test_more_work_never_takes_less_time(model):
+    for tile in (64, 128):
+        shapes = [
+            AShape(sink=128, window=w, tile=tile) for w in (200, 500, 1500, 4000, 9000, 16000)
+        ]
+        blocks = [BlockSparse(blocks=b, tile=tile) for b in (1, 3, 9, 30, 90)]
+        for family in (shapes, blocks):
+            times = [predict(model, candidate, 16384) for candidate in family]
+            assert times == sorted(times)
+
+
+def test_fastest_backend_is_named_and_priced(model):
+    assert model.backend(Dense(), 4096, 0.0, 0.0) == "sdpa_cudnn"
+    assert predict(model, Dense(), 4096) == pytest.approx(dense_ms(4096), rel=1e-3)
+
+
+def test_arrays_are_priced_cell_by_cell(model):
+    tiles = np.array([[[400.0, 300.0]], [[500.0, 90.0]]])
+    columns = np.array([[[0.0, 1000.0]], [[0.0, 50.0]]])
+    candidates = (CANDIDATES[1], CANDIDATES[3])
+    cost = model.head_cost(candidates, 4096, tiles, columns)
+    assert cost.shape == (2, 1, 2)
+    for at in np.ndindex(2, 1, 2):
+        one = model.head_cost((candidates[at[2]],), 4096, tiles[at].reshape(1),
+                              columns[at].reshape(1))  # fmt: skip
+        assert cost[at] == pytest.approx(one[0])
+
+
+# --- outside the table -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 128), ("bfloat16", 64)])
+def test_other_dtype_or_head_dim_is_refused(dtype, head_dim, tmp_path):
+    path = tmp_path / "gpu.json"
+    dump_timings(timing_table(), path)
+    assert load_time_model(path, dtype="bfloat16", head_dim=128).device == "Made-up GPU"
+    with pytest.raises(TimingError, match=f"no {dtype} head_dim {head_dim} times"):
+        load_time_model(path, dtype=dtype, head_dim=head_dim)
+
+
+@pytest.mark.parametrize("num_tokens", [512, 1023, 16385, 131072])
+def test_length_outside_the_table_is_refused(model, num_tokens):
+    with pytest.raises(TimingError, match=f"covers dense at 1024..16384 tokens, not {num_tokens}"):
+        predict(model, Dense(), num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("op", "candidate"),
+    [
+        ("dense", CANDIDATES[0]),
+        ("attend_a_shape", CANDIDATES[1]),
+        ("index_last_q", CANDIDATES[5]),
+        ("index_pooled", CANDIDATES[7]),
+    ],
+)
+def test_operation_without_rows_is_refused(op, candidate):
+    rows = tuple(row for row in timing_rows() if row.op != op)
+    model = TimeModel(timing_table(rows), dtype="bfloat16", head_dim=128)
+    with pytest.raises(TimingError, match=f"no {op} .*times"):
+        predict(model, candidate, 4096)
+
+
+def test_selection_needs_no_times_of_candidates_it_may_not_choose():
+    rows = tuple(row for row in timing_rows() if "block_sparse" not in row.op)
+    rows = tuple(row for row in rows if "pooled" not in row.op)
+    model = TimeModel(timing_table(rows), dtype="bfloat16", head_dim=128)
+    frame = scores_frame(lengths=(4096,))
+    with pytest.raises(TimingError, match=r"attend_block_sparse|index_pooled"):
+        select_heads(frame, SelectionOptions(), model)
+    options = SelectionOptions(target_mass=0.8, kinds=("a_shape", "vertical_slash"))
+    selected = select_heads(frame, options, model)
+    assert selected.record.measured
+    assert selected.record.timings_device == "Made-up GPU"
+    assert selected.record.timings_sha256 == timing_table(rows).sha256
+
+
+# --- curves ----------------------------------------------------------------------------------
+
+
+def test_polyline_goes_through_its_points_and_on():
+    line = Polyline(np.array([[1.0], [2.0], [4.0], [2.0]]), np.array([1.0, 3.0, 5.0, 2.0]))
+    x = np.array([[0.5], [1.0], [2.0], [3.0], [4.0], [6.0]])
+    np.testing.assert_allclose(line(x), [1.0, 1.0, 2.5, 3.75, 5.0, 7.5])
+
+
+def test_polyline_of_one_point_scales_beyond_it():
+    line = Polyline(np.array([[2.0]]), np.array([3.0]))
+    np.testing.assert_allclose(line(np.array([[1.0], [2.0], [4.0]])), [3.0, 3.0, 6.0])
+    nothing_read = Polyline(np.zeros((1, 2)), np.array([3.0]))
+    np.testing.assert_allclose(nothing_read(np.zeros((1, 2))), [3.0])
+
+
+def test_plane_finds_rates_and_ignores_what_never_varies():
+    rng = np.random.default_rng(0)
+    features = np.column_stack([rng.uniform(1, 50, 12), rng.uniform(0, 900, 12), np.full(12, 7.0)])
+    values = 0.3 + 0.02 * features[:, 0] + 0.001 * features[:, 1]
+    plane = Plane(features, values)
+    other = np.array([[10.0, 100.0, 99.0]])
+    np.testing.assert_allclose(plane(other), [0.3 + 0.2 + 0.1], rtol=1e-6)
+
+
+def test_curve_is_exact_at_its_lengths_and_geometric_between():
+    points = [Polyline(np.zeros((1, 1)), np.array([value])) for value in (1.0, 4.0)]
+    line = Curve((1024, 4096), tuple(points))
+    at = np.zeros((1, 1))
+    assert line(1024, at)[0] == 1.0
+    assert line(4096, at)[0] == 4.0
+    assert line(2048, at)[0] == pytest.approx(2.0)
