@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``patternsearch frontier``: what quality costs, from scores alone.
+
+Example: patternsearch frontier llama.scores --timings h200.json
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from patternsearch.cli._options import JsonOpt
+from patternsearch.cli._output import Output
+from patternsearch.cli._selection import (
+    ConsumerOpt,
+    DenseLayersOpt,
+    KindsOpt,
+    MaxDensityOpt,
+    RegionsOpt,
+    ScoresArg,
+    ServeDtypeOpt,
+    StatisticOpt,
+    TargetMassOpt,
+    TimingsOpt,
+    parse_kinds,
+    parse_layers,
+    time_model_for,
+)
+from patternsearch.errors import InputError
+
+if TYPE_CHECKING:
+    from patternsearch.patterns.candidates import Kind
+    from patternsearch.selection.frontier import Frontier
+
+
+def frontier(
+    scores: ScoresArg,
+    targets: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Target masses, such as 0.9,0.95,0.99.")
+    ] = None,
+    target_mass: TargetMassOpt = 0.95,
+    statistic: StatisticOpt = "worst",
+    regions: RegionsOpt = "each",
+    kinds: KindsOpt = None,
+    consumer: ConsumerOpt = None,
+    max_density: MaxDensityOpt = None,
+    dense_layers: DenseLayersOpt = None,
+    timings: TimingsOpt = None,
+    serve_dtype: ServeDtypeOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Show target mass against speed-up and density, and estimator against estimator.
+
+    The estimator table is made at --target-mass.
+
+    Example: patternsearch frontier llama.scores --timings h200.json
+    """
+    from patternsearch.schema.scores import ScoresFolder
+    from patternsearch.selection.document import load_run_record
+    from patternsearch.selection.frontier import DEFAULT_TARGETS
+    from patternsearch.selection.frontier import frontier as sweep
+    from patternsearch.selection.options import SelectionOptions
+
+    out = Output(as_json=as_json)
+    folder = ScoresFolder(scores)
+    record = load_run_record(folder)
+    options = SelectionOptions(
+        target_mass=target_mass,
+        statistic=statistic,
+        regions=regions,
+        kinds=cast("tuple[Kind, ...]", parse_kinds(kinds)),
+        consumer=consumer or record.calibration.consumer,
+        max_density=max_density,
+        dense_layers=parse_layers(dense_layers),
+    )
+    cost = time_model_for(timings, record.model, serve_dtype)
+    found = sweep(folder, options, cost, _parse_targets(targets) or DEFAULT_TARGETS)
+    out.show(*_tables(found))
+    out.data(found.as_document())
+
+
+def _parse_targets(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(item) for item in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(f"targets {text!r}: write them as 0.9,0.95,0.99") from None
+
+
+def _tables(found: "Frontier") -> list[Any]:
+    from rich.table import Table
+
+    source = f"predicted for {found.device}" if found.measured else "counted pairs, measured: false"
+    curve = Table(title=f"What a target costs ({source})", title_justify="left")
+    for name in ("target", "length", "speed-up", "density", "mean mass", "dense", "a_shape",
+                 "vertical_slash", "block_sparse"):  # fmt: skip
+        curve.add_column(name, justify="right")
+    for point in found.points:
+        curve.add_row(
+            f"{point.target_mass:g}",
+            str(point.length),
+            f"{point.speed_up:.2f}×",
+            f"{point.density:.3f}",
+            f"{point.mass_mean:.4f}",
+            *(str(count) for count in point.heads_by_kind.values()),
+        )
+    title = f"Estimators, equal budgets (cost at target {found.target_mass:g}, fraction of dense)"
+    estimators = Table(title=title, title_justify="left")
+    unit = "index ms" if found.measured else "index products"
+    for name in ("estimator", "tile", "last_q", "spread rows", "length", "budgets", "online mass",
+                 "oracle mass", "gap", unit, "cost"):  # fmt: skip
+        estimators.add_column(name, justify="left" if name == "estimator" else "right")
+    for row in found.estimators:
+        estimators.add_row(
+            f"{row.kind} {row.estimator}",
+            str(row.tile),
+            _or_dash(row.last_q, "d"),
+            _or_dash(row.spread_rows, "d"),
+            str(row.length),
+            str(row.num_budgets),
+            f"{row.mass_online:.4f}",
+            _or_dash(row.mass_oracle, ".4f"),
+            _or_dash(row.gap, ".4f"),
+            f"{row.index_cost:.4g}",
+            f"{row.cost_at_target:.3f}",
+        )
+    return [curve, estimators] if found.estimators else [curve]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("frontier")(frontier)

@@ -1,0 +1,135 @@
+"""``patternsearch select``: scores in, config out, the model never touched."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from patternsearch.cli.select import register
+from patternsearch.errors import InputError, ScoresError, TimingError
+from patternsearch.schema.io import load_config
+from patternsearch.timing.table import dump_timings
+from support.run_record import finished_scores
+from support.timings_factory import timing_table
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return CliRunner().invoke(app, ["select", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    return finished_scores(tmp_path_factory.mktemp("select") / "x.scores").root
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    path = tmp_path_factory.mktemp("timings") / "gpu.json"
+    dump_timings(timing_table(), path)
+    return path
+
+
+def test_select_writes_a_config_that_loads(scores, tmp_path):
+    output = tmp_path / "x.yaml"
+    result = run(scores, "-o", output, "--target-mass", "0.85")
+    assert result.exit_code == 0, result.output
+    assert "measured: false" in result.stdout
+    config = load_config(output)
+    assert config.selection.target_mass == 0.85
+    assert not config.selection.measured
+    assert all(entry.lengths for heads in config.heads for entry in heads)
+    again = tmp_path / "again.yaml"
+    run(scores, "-o", again, "--target-mass", "0.85")
+    assert again.read_bytes() == output.read_bytes()
+
+
+def test_select_by_measured_times(scores, table, tmp_path):
+    output = tmp_path / "x.yaml"
+    result = run(scores, "-o", output, "--target-mass", "0.8", "--timings", table, "--serve-dtype",
+                 "bfloat16")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "predicted for Made-up GPU" in result.stdout
+    config = load_config(output)
+    assert config.selection.timings_device == "Made-up GPU"
+    assert config.selection.min_length is not None
+    assert all(a.predicted_ms for heads in config.heads for e in heads for a in e.lengths)
+
+
+def test_select_json_tells_all_that_is_printed(scores, tmp_path):
+    result = run(scores, "-o", tmp_path / "x.json", "--objective", "mass",
+                 "--budget-fraction", "0.4", "--tp-size", "2", "--json")  # fmt: skip
+    document = json.loads(result.stdout)
+    assert document["measured"] is False
+    assert document["unit"] == "pairs"
+    assert document["ranks_after"]["slowest"] <= 0.4 * document["dense_cost"] / 2 * 1.0001
+    assert len(document["ranks_before"]["by_rank"]) == 2
+    assert document["shadow_price"] > 0
+    assert document["upgrades"]
+    assert sum(document["heads_by_kind"].values()) == 8
+
+
+def test_select_obeys_restrictions(scores, tmp_path):
+    output = tmp_path / "x.yaml"
+    run(scores, "-o", output, "--target-mass", "0.8", "--kinds", "a_shape", "--dense-layers", "0-0")
+    config = load_config(output)
+    assert {e.pattern.kind for e in config.heads[0]} == {"dense"}
+    assert {e.pattern.kind for e in config.heads[1]} <= {"dense", "a_shape"}
+
+
+BAD = {
+    "unknown kind": (["--kinds", "stripes"], InputError, "stripes"),
+    "layers": (["--dense-layers", "first"], InputError, "write layers as"),
+    "consumer": (["--consumer", "vllm"], ScoresError, "calibrate with --consumer vllm"),
+    "no budget": (["--objective", "mass"], InputError, "exactly one budget"),
+    "ranks": (["--tp-size", "3"], InputError, "do not divide"),
+    "no table": (["--timings", "nothing.json"], TimingError, "does not exist"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD.values(), ids=BAD)
+def test_select_refuses(scores, tmp_path, arguments, error, message):
+    output = tmp_path / "x.yaml"
+    result = run(scores, "-o", output, *arguments)
+    assert isinstance(result.exception, error)
+    assert message in str(result.exception)
+    assert not output.exists()
+
+
+def test_select_refuses_times_of_another_dtype(scores, table, tmp_path):
+    result = run(scores, "-o", tmp_path / "x.yaml", "--timings", table)
+    assert isinstance(result.exception, TimingError)
+    assert "no float32 head_dim 128 times" in str(result.exception)
+
+
+def test_select_refuses_unfinished_runs_and_foreign_folders(scores, tmp_path):
+    import shutil
+
+    copy = tmp_path / "y.scores"
+    shutil.copytree(scores, copy)
+    run_file = copy / "run.json"
+    document = json.loads(run_file.read_text())
+    for change, message in (
+        ({"fingerprints": None}, "fingerprints"),
+        ({"format": "other"}, "not a patternsearch run file"),
+    ):
+        run_file.write_text(json.dumps(document | change))
+        result = run(copy, "-o", tmp_path / "y.yaml")
+        assert isinstance(result.exception, ScoresError)
+        assert message in str(result.exception)
+    del document["calibration"]
+    run_file.write_text(json.dumps(document))
+    result = run(copy, "-o", tmp_path / "y.yaml")
+    assert "has not finished" in str(result.exception)
+    assert "cannot be read" in str(run(tmp_path, "-o", tmp_path / "y.yaml").exception)
+
+
+def test_select_keeps_foreign_files(scores, tmp_path):
+    output = tmp_path / "notes.yaml"
+    output.write_text("mine: true\n")
+    result = run(scores, "-o", output)
+    assert isinstance(result.exception, InputError)
+    assert output.read_text() == "mine: true\n"
