@@ -20,6 +20,10 @@ from support.recipes import needle, recipe, recipe_document, stdlib, text_files
 SHIPPED = sorted(path.stem for path in data_path("calib").glob("*.yaml"))
 
 
+def hub(**fields):
+    return {"kind": "hub", "name": "hub", "dataset": "owner/name"} | fields
+
+
 def write(tmp_path, document, name="r.yaml"):
     path = tmp_path / name
     path.write_text(yaml.safe_dump(document) if name.endswith("yaml") else json.dumps(document))
@@ -60,6 +64,8 @@ def test_load_recipe_reads_yaml_and_json(tmp_path, suffix):
         ({"sources": [text_files(paths=["a/../../b"])]}, ["leaves the recipe's folder"]),
         ({"sources": [stdlib(files=["../x.py"])]}, ["leaves the package"]),
         ({"sources": [stdlib(files=["/etc/passwd"])]}, ["leaves the package"]),
+        ({"sources": [hub(dataset="../x")]}, ["sources[0].dataset", "../x"]),
+        ({"sources": [hub(dataset="text")]}, ["sources[0].dataset", "text"]),
         ({"heldout_fraction": 0.9}, ["heldout_fraction", "0.9", "0.5"]),
         ({"heldout_fraction": "0.2"}, ["heldout_fraction", "number"]),
         ({"seed": -1}, ["seed", "-1"]),

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from patternsearch.calibration import sources as module
 from patternsearch.calibration.plan import resolve
 from patternsearch.calibration.samples import draw_samples
 from patternsearch.calibration.sources import is_heldout, iter_documents, open_rows, package_files
@@ -76,10 +77,10 @@ def test_message_lists_are_rendered(tmp_path, kind, chat_template):
     [found] = rendered
     assert found.is_conversation
     if chat_template:
-        assert found.text == tiny_tokenizer().apply_chat_template(CHAT, tokenize=False).strip("\n")
+        assert found.text == tiny_tokenizer().apply_chat_template(CHAT, tokenize=False)
         assert found.text.startswith("<|im_start|>user\nWhere")
     else:
-        assert found.text == "User: Where is it?\n\nAssistant: There."
+        assert found.text == "User: Where is it?\n\nAssistant: There.\n\n"
 
 
 def test_shuffle_block_shuffles_within_blocks_by_the_seed(tmp_path):
@@ -216,6 +217,13 @@ def test_package_faults_are_named(tmp_path, changes, said):
         documents(stdlib(**changes), tmp_path)
 
 
+def test_package_files_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_PACKAGE_BYTES", 1 << 20)
+    [found] = resolve(recipe(stdlib(files=["*.py"]))).sources
+    with pytest.raises(RecipeError, match="MiB of package stdlib, the limit is 1"):
+        package_files(found)
+
+
 def test_package_files_refuses_a_single_module(monkeypatch, tmp_path):
     (tmp_path / "lonely_module.py").write_text("x = 1")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -271,6 +279,13 @@ def test_hub_rows_are_streamed_with_the_sources_arguments(monkeypatch, tmp_path)
         (("owner/books",), {"name": "en", "split": "test", "revision": "abc", "streaming": True})
     ]
     assert [s.documents[0].document for s in samples if s.split == "heldout"] == ["row-0"] * 2
+
+
+def test_hub_never_means_a_local_folder(monkeypatch, tmp_path):
+    (tmp_path / "owner" / "books").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="the current folder holds owner/books"):
+        draw_samples(recipe(HUB), tiny_tokenizer(), base_dir=tmp_path)
 
 
 def test_unknown_hub_dataset_is_a_recipe_fault(monkeypatch, tmp_path):

@@ -52,7 +52,8 @@ def test_build_task_keeps_evidence_and_question_whole(task, length, depth, seed)
     prompt = build(task, length=length, depth=depth, key=(seed,))
     text = text_of(prompt)
     assert prompt.token_ids.size == length
-    assert prompt.question in text[-len(prompt.question) - 40 :]
+    assert prompt.question in text[-len(prompt.question + prompt.lead) - 20 :]
+    assert text.endswith(prompt.lead)
     assert len(prompt.evidence) == (4 if task == "variable_tracking" else 1)
     assert all(0 <= a < b for a, b in zip(prompt.evidence, prompt.evidence[1:], strict=False))
 
@@ -66,7 +67,7 @@ def test_build_task_places_the_evidence_at_its_depth(task, depth, encoder):
     assert prompt.depth == prompt.evidence[0] / 12_000
     subject = {
         "needle": "The pass code of the",
-        "multikey": (prompt.question.split('"') + [""])[1],
+        "multikey": re.search(r'"(.+)"|$', prompt.question)[1],
         "variable_tracking": f"VAR {prompt.answer.split(',')[0]}",
         "dialogue": prompt.answer,
         "code": f"def {prompt.question[6:].split('(')[0]}",
@@ -76,14 +77,13 @@ def test_build_task_places_the_evidence_at_its_depth(task, depth, encoder):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_build_task_ends_with_the_question(task):
-    plain, chat = text_of(build(task)), text_of(build(task, encoder=CHAT))
-    question = build(task).question
-    cue = {"code": "", "dialogue": "\n\nAssistant:"}.get(task, "\n\nAnswer:")
-    assert question in plain[-len(question) - 60 :]
-    assert plain.endswith(cue)
-    assert question in chat[-len(question) - 90 :]
-    assert chat.endswith("<|im_end|>\n<|im_start|>assistant\n")
+def test_build_task_ends_with_the_question_and_the_answers_lead(task):
+    prompt = build(task)
+    between = {"code": "  ", "dialogue": "\n\nAssistant: "}.get(task, "\n\n")
+    assert text_of(prompt).endswith(prompt.question + between + prompt.lead)
+    chat = text_of(build(task, encoder=CHAT))
+    turn = "<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.endswith(prompt.question + turn + prompt.lead)
 
 
 @pytest.mark.parametrize("task", TASKS)

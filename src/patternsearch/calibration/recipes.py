@@ -68,14 +68,14 @@ class _Rows(_Documents):
 
 
 class HubSource(_Rows):
-    """A dataset of the Hugging Face hub, streamed. The only kind of source that needs a network.
+    """A dataset ``owner/name`` of the Hugging Face hub, streamed: the only source with a network.
 
     A document is one row's ``field``: a string, or a list of messages with ``role`` and
     ``content``, which is rendered with the chat template (or as a plain transcript).
     """
 
     kind: Literal["hub"]
-    dataset: str = Field(pattern=r"^[\w.-]+(/[\w.-]+)?$", max_length=200)
+    dataset: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)
     config: str | None = Field(default=None, min_length=1)
     split: str = Field(default="train", pattern=r"^\w[\w.-]*$")
     revision: str | None = Field(default=None, min_length=1)

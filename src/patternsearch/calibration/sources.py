@@ -33,7 +33,8 @@ __all__ = ["DocumentSource", "is_heldout", "open_rows", "package_files", "resolv
 
 DocumentSource = HubSource | FileSource | PackageSource
 
-_MAX_FILE_BYTES = 256 << 20
+_MAX_FILE_BYTES = 64 << 20
+_MAX_PACKAGE_BYTES = 256 << 20
 _BUILDER_OPTIONS: dict[str, dict[str, Any]] = {
     "text": {"sample_by": "document"},
     "json": {},
@@ -69,11 +70,14 @@ def iter_documents(
         else _shuffled(source, seed, _row_documents(source, base_dir, encoder))
     )
     for document in documents:
-        text = document.text.strip("\n")
-        if text.strip() and len(text) >= source.min_chars:
+        if not document.text.strip() or len(document.text) < source.min_chars:
+            continue
+        if document.is_conversation and encoder.chat_template:
+            yield document
+        else:
             # A blank line parts it from the next one, as in a prompt of several documents.
-            end = "" if document.is_conversation else "\n\n"
-            yield Document(document.id, text + end, document.is_conversation)
+            text = document.text.strip("\n") + "\n\n"
+            yield Document(document.id, text, document.is_conversation)
 
 
 # --- packages --------------------------------------------------------------------------------
@@ -101,6 +105,12 @@ def package_files(source: PackageSource) -> list[tuple[str, Path]]:
                 f"{pattern!r}: correct the pattern"
             )
         found.update(matches)
+    size_bytes = sum(path.stat().st_size for path in found.values())
+    if size_bytes > _MAX_PACKAGE_BYTES:
+        raise RecipeError(
+            f"source {source.name}: its patterns match {size_bytes >> 20} MiB of package "
+            f"{source.package}, the limit is {_MAX_PACKAGE_BYTES >> 20}: name fewer files"
+        )
     return sorted(found.items())
 
 
@@ -217,6 +227,11 @@ def open_rows(source: HubSource | FileSource, base_dir: Path) -> Any:
         raise EnvironmentLacks(
             f"source {source.name} needs the package datasets: pip install datasets"
         ) from None
+    if isinstance(source, HubSource) and Path(source.dataset).exists():
+        raise RecipeError(
+            f"source {source.name}: the current folder holds {source.dataset}, which would be "
+            "read instead of the hub dataset: run from another folder, or use kind: files"
+        )
     with _datasets_errors(source):
         if isinstance(source, HubSource):
             return datasets.load_dataset(

@@ -97,17 +97,19 @@ class Encoder:
         return self.encode(before), self.encode(after)
 
     def split_at_mark(
-        self, messages: Sequence[Message], mark: str, *, cue: str = ""
+        self, messages: Sequence[Message], mark: str, *, lead: str = ""
     ) -> tuple[str, str]:
         """Render a prompt whose text holds ``mark`` once; return what is before and after it.
 
-        A single turn without a chat template is not labelled as one: it is the text itself, and
-        ``cue`` (such as ``Answer:``) leads over to the answer.
+        The prompt ends with ``lead``, the beginning of the answer. A single turn without a chat
+        template is not labelled as one: it is the text itself.
         """
-        if not self.chat_template and len(messages) == 1:
-            text = messages[0]["content"] + cue
+        if self.chat_template:
+            text = self.render(messages, is_prompt=True) + lead.lstrip()
+        elif len(messages) == 1:
+            text = messages[0]["content"] + lead
         else:
-            text = self.render(messages, is_prompt=True)
+            text = f"{self.render(messages, is_prompt=True)} {lead.lstrip()}".rstrip()
         before, found, after = text.partition(mark)
         if not found:
             raise RecipeError(

@@ -31,7 +31,7 @@ def code(key: tuple[str | int, ...], depth: float) -> Draft:
     parameter = random.choice(_PARAMETERS)
     factor, offset, argument = random.between(3, 9), random.between(11, 89), random.between(2, 9)
     evidence = f"def {name}({parameter}):\n    return {parameter} * {factor} + {offset}"
-    question = f"print({name}({argument}))  # prints"
+    question = f"print({name}({argument}))"
 
     @cache
     def function_name(number: int) -> str:
@@ -54,7 +54,7 @@ def code(key: tuple[str | int, ...], depth: float) -> Draft:
         evidence=(evidence,),
         filler=filler,
         opening_sentence=lambda number: sentence(KeyedRandom(*key, "opening", number)) + "\n",
-        cue="",
+        lead="  # prints",
         messages=single_turn('"""', f"\n\n{question}", body),
     )
 

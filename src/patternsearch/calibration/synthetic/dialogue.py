@@ -104,7 +104,7 @@ def dialogue(key: tuple[str | int, ...], depth: float) -> Draft:
         evidence=(evidence,),
         filler=lambda number: "\n\n".join(turn(number)),
         opening_sentence=lambda number: sentence(KeyedRandom(*key, "opening", number)) + " ",
-        cue="",
+        lead=f"Your booking number for the {subject} is",
         messages=messages,
     )
 

@@ -20,7 +20,7 @@ class Draft:
         filler: number k to the k-th piece of filler; pure and endless.
         opening_sentence: number k to a sentence for the opening, the run of text that is cut to
             make the length exact.
-        cue: what leads to the answer where no chat template marks the assistant's turn.
+        lead: the beginning of the answer, with which the prompt ends.
         messages: opening text, number of filler pieces and size of the opening to come (in
             characters) to the conversation (one user turn, or many), with the evidence in its
             place and the question last.
@@ -31,7 +31,7 @@ class Draft:
     evidence: tuple[str, ...]
     filler: Callable[[int], str]
     opening_sentence: Callable[[int], str]
-    cue: str
+    lead: str
     messages: Callable[[str, int, int], list[Message]]
 
 

@@ -17,7 +17,6 @@ from patternsearch.calibration.synthetic.prose import (
 __all__ = ["multikey", "needle", "variable_tracking"]
 
 _NUM_HOPS = 4
-_CUE = "\n\nAnswer:"
 
 
 def needle(key: tuple[str | int, ...], depth: float) -> Draft:
@@ -34,10 +33,10 @@ def needle(key: tuple[str | int, ...], depth: float) -> Draft:
         evidence=(evidence,),
         filler=filler,
         opening_sentence=_prose((*key, "opening")),
-        cue=_CUE,
+        lead=f"\n\nThe pass code of the {name} is",
         messages=single_turn(
             "Remember the pass code in this text.\n\n",
-            f"\n\n{question} Answer with the number.",
+            f"\n\n{question}",
             _with_evidence(filler, (f"{evidence} ",), (depth,)),
         ),
     )
@@ -63,7 +62,7 @@ def multikey(key: tuple[str | int, ...], depth: float) -> Draft:
         evidence=(evidence,),
         filler=filler,
         opening_sentence=_prose((*key, "opening")),
-        cue=_CUE,
+        lead='\n\nThe value is "',
         messages=single_turn(
             "",
             f"\n}}\n\n{question}",
@@ -94,10 +93,10 @@ def variable_tracking(key: tuple[str | int, ...], depth: float) -> Draft:
         evidence=tuple(links),
         filler=filler,
         opening_sentence=_prose((*key, "opening")),
-        cue=_CUE,
+        lead=f"\n\nThe variables that hold {values[0]} are",
         messages=single_turn(
             "Track the variables in this text.\n\n",
-            f"\n\n{question} List their names.",
+            f"\n\n{question}",
             _with_evidence(filler, pieces, places),
         ),
     )

@@ -42,7 +42,8 @@ class TaskPrompt:
         task: name of the generator.
         token_ids: int32, shape [length]; ends where the answer begins.
         question: the question at the end of the prompt.
-        answer: the text that answers it.
+        lead: the beginning of the answer, which the prompt ends with.
+        answer: the text that follows.
         depth: where the first evidence really stands, as a fraction of the prompt.
         evidence: token offset of each piece of evidence, ascending.
     """
@@ -50,6 +51,7 @@ class TaskPrompt:
     task: TaskName
     token_ids: NDArray[np.int32]
     question: str
+    lead: str
     answer: str
     depth: float
     evidence: tuple[int, ...]
@@ -94,6 +96,7 @@ def build_task(
         task=task,
         token_ids=token_ids,
         question=draft.question,
+        lead=draft.lead.lstrip(),
         answer=draft.answer,
         depth=evidence[0] / length,
         evidence=evidence,
@@ -129,7 +132,7 @@ def _layout(
     draft: Draft, encoder: Encoder, num_pieces: int, *, reserve: int
 ) -> tuple[NDArray[np.int32], str, int]:
     messages = draft.messages(_MARK, num_pieces, reserve)
-    before, after = encoder.split_at_mark(messages, _MARK, cue=draft.cue)
+    before, after = encoder.split_at_mark(messages, _MARK, lead=draft.lead)
     head = np.concatenate([encoder.prefix, encoder.encode(before)])
     return head, after, head.size + encoder.encode(after).size
 
