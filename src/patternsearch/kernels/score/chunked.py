@@ -243,7 +243,7 @@ class _Pass:
         padded = buffer[: num_heads * rows * pitch].view(num_kv, -1, pitch)
         p = padded[..., :width]
         torch.bmm(
-            queries.view(num_kv, -1, queries.shape[-1]), keys[:, :width].transpose(1, 2), out=p
+            queries.reshape(num_kv, -1, queries.shape[-1]), keys[:, :width].transpose(1, 2), out=p
         )
         by_row = padded.view(num_heads, rows, pitch)[..., :width]
         start = segment.first - segment.tile * _SEGMENT
