@@ -5,11 +5,27 @@ Work is counted in multiply-adds from shapes alone; a rate measured on this mach
 fingerprint probe, which every calibration runs first) turns it into time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patternsearch.schema.config import ModelIdentity
+from patternsearch.model.fingerprints import PROBE_TOKENS
+from patternsearch.model.loading import LoadedModel
 
-__all__ = ["WorkEstimate", "format_bytes", "format_duration", "forward_work", "sample_work"]
+__all__ = [
+    "WorkEstimate",
+    "estimate_work",
+    "format_bytes",
+    "format_duration",
+    "forward_work",
+    "sample_work",
+]
+
+_SCORE_WEIGHT = 1.0
+"""Work of the score pass in units of Hq·d·n² multiply-adds.
+
+Its products are half of that (Q·Kᵀ over the causal half); the exponential and the sum per pair
+weigh about as much again.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,37 +33,80 @@ class WorkEstimate:
     """What the run expects to spend.
 
     Attributes:
-        seconds: wall time of all remaining samples.
-        peak_bytes: weights, hidden states and scoring buffers at the longest length.
-        basis: what the seconds were derived from.
+        num_samples: samples still to do.
+        seconds: wall time of all of them.
+        peak_bytes: weights, activations and scoring buffers at the longest length.
     """
 
+    num_samples: int
     seconds: float
     peak_bytes: int
-    basis: str
+
+    def sentence(self) -> str:
+        """Say it in one line."""
+        if not self.num_samples:
+            return "nothing is left to score"
+        return (
+            f"{self.num_samples} samples to score: about {format_duration(self.seconds)}, judged "
+            f"by a probe of {PROBE_TOKENS} tokens, and {format_bytes(self.peak_bytes)} memory"
+        )
 
 
-def forward_work(identity: ModelIdentity, num_parameters: int, n: int) -> float:
-    """Return the multiply-adds of one dense forward over ``n`` tokens.
+def _num_layer_parameters(loaded: LoadedModel) -> int:
+    """Count the parameters that multiply every token: not the embedding, not the LM head."""
+    embedding = loaded.model.get_input_embeddings().weight.numel()
+    total = sum(parameter.numel() for parameter in loaded.backbone.parameters())
+    return int(total - embedding)
 
-    The embedding is a look-up and the LM head is not run; both are left out by the caller's
-    ``num_parameters``.
-    """
-    full = sum(kind == "full" for kind in identity.layer_types)
+
+def forward_work(loaded: LoadedModel, n: int) -> float:
+    """Return the multiply-adds of one dense forward over ``n`` tokens, without the LM head."""
+    identity = loaded.identity
     width = identity.num_query_heads * identity.head_dim
-    return float(num_parameters) * n + full * width * float(n) * n
+    return float(_num_layer_parameters(loaded)) * n + len(loaded.full_layers) * width * float(n) * n
 
 
-def sample_work(identity: ModelIdentity, num_parameters: int, n: int, *, oracle: bool) -> float:
-    """Return the multiply-adds of forward and scoring of one sample.
-
-    The score pass recomputes Q·Kᵀ, half of attention's products; on top of its products it has
-    an exponential and a sum per pair, which weigh about as much again. The oracle pass repeats it.
-    """
-    full = sum(kind == "full" for kind in identity.layer_types)
+def sample_work(loaded: LoadedModel, n: int, *, oracle: bool) -> float:
+    """Return the multiply-adds of forward and scoring of one sample; the oracle passes twice."""
+    identity = loaded.identity
     width = identity.num_query_heads * identity.head_dim
     passes = 2 if oracle else 1
-    return forward_work(identity, num_parameters, n) + passes * full * width * float(n) * n
+    score = passes * _SCORE_WEIGHT * len(loaded.full_layers) * width * float(n) * n
+    return forward_work(loaded, n) + score
+
+
+def estimate_work(
+    loaded: LoadedModel, lengths: Sequence[int], *, oracle: bool, probe_seconds: float
+) -> WorkEstimate:
+    """Extrapolate from the time of the fingerprint probe.
+
+    Args:
+        loaded: the model.
+        lengths: tokens of each remaining sample.
+        oracle: whether the oracle pass runs.
+        probe_seconds: what the probe took here.
+    """
+    rate = forward_work(loaded, PROBE_TOKENS) / probe_seconds
+    total = sum(sample_work(loaded, n, oracle=oracle) for n in lengths)
+    weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+    return WorkEstimate(
+        num_samples=len(lengths),
+        seconds=total / rate,
+        peak_bytes=int(weights) + _buffer_bytes(loaded, max(lengths, default=0)),
+    )
+
+
+def _buffer_bytes(loaded: LoadedModel, n: int) -> int:
+    """Activations of one layer and the scorer's sums for ``n`` tokens."""
+    identity = loaded.identity
+    config = loaded.model.config.get_text_config()
+    item = loaded.dtype.itemsize
+    hidden = config.hidden_size
+    feed_forward = getattr(config, "intermediate_size", None) or 4 * hidden
+    activations = n * item * (4 * hidden + 3 * feed_forward)
+    columns = 2 * 8 * 4 * n * 4
+    tiles = (n // 64 + 4) * (n // 64 + 1) * 8
+    return int(activations + identity.num_query_heads * (columns + tiles))
 
 
 def format_duration(seconds: float) -> str:

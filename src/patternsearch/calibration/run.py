@@ -6,38 +6,39 @@ forgotten, so memory does not grow with depth. A finished sample is on disk befo
 starts; a run that is cut short continues where it stopped and ends with the same files.
 """
 
-import platform
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from patternsearch._version import __version__
-from patternsearch.calibration.estimate import WorkEstimate, sample_work
+from patternsearch.calibration.clock import PhaseClock
+from patternsearch.calibration.estimate import WorkEstimate, estimate_work, sample_work
 from patternsearch.calibration.lock import exclusive
-from patternsearch.calibration.recipes import Recipe, load_recipe
+from patternsearch.calibration.plan import ResolvedRecipe, resolve
+from patternsearch.calibration.recipes import HubSource, Recipe, load_recipe, recipe_path
 from patternsearch.calibration.request import CalibrationRequest, score_request
+from patternsearch.calibration.sample_scores import score_sample
 from patternsearch.calibration.samples import Sample, draw_samples
 from patternsearch.calibration.store import ScoresStore
 from patternsearch.errors import InputError
-from patternsearch.model.capture import AttentionInputs, run_with_capture
 from patternsearch.model.fingerprints import fingerprint_heads
 from patternsearch.model.loading import LoadedModel, load_model
 from patternsearch.patterns.grids import Grid
 from patternsearch.progress import Progress, Silent
-from patternsearch.schema.config import Calibration, Fingerprints, Provenance, SampleRecord
+from patternsearch.schema.config import Calibration, Provenance, SampleRecord
 from patternsearch.schema.io import load_grid
 from patternsearch.schema.scores import ScoresFolder, scores_folder_of
-from patternsearch.scoring.engine import LayerScorer, LayerScores
+from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.table import sample_table
+from patternsearch.selection.document import RunRecord
+from patternsearch.timing.environment import describe_environment
 
 __all__ = ["CalibrationRun", "calibrate_scores"]
 
 FINGERPRINT_SEED = 20260101
+
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,84 +48,216 @@ class CalibrationRun:
     Attributes:
         folder: the scores.
         loaded: the model, still in memory.
-        calibration: provenance for the config.
-        provenance: versions for the config.
-        fingerprints: of every full-attention head.
-        seconds: wall time of each phase of this process; a resumed run counts only its own share.
-        num_resumed: samples that an earlier run had finished.
+        record: what a config is made of beside its heads.
+        seconds: wall time by phase, over all processes that worked on this run.
+        num_resumed: samples that an earlier process had finished.
     """
 
     folder: ScoresFolder
     loaded: LoadedModel
-    calibration: Calibration
-    provenance: Provenance
-    fingerprints: Fingerprints
+    record: RunRecord
     seconds: dict[str, float]
     num_resumed: int
 
 
-@dataclass
-class _Clock:
-    """Wall time by phase."""
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The request with its files read."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    request: CalibrationRequest
+    recipe: Recipe
+    resolved: ResolvedRecipe
+    grid: Grid
+    grid_sha256: str
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(counts.tokens for counts in self.resolved.lengths)
 
 
 def calibrate_scores(
     request: CalibrationRequest,
     *,
     progress: Progress | None = None,
-    on_estimate: Any = None,
+    note: Note | None = None,
 ) -> CalibrationRun:
     """Score every sample of the recipe and return the finished run.
 
     Args:
         request: what to do.
         progress: receives the tasks ``digest``, ``samples`` and ``calibrate``.
-        on_estimate: called once with a :class:`WorkEstimate` before the first sample.
+        note: told in one line each what a person wants to know before the work starts.
 
     Raises:
         PatternsearchError: bad input or environment; what was finished stays on disk.
         KeyboardInterrupt: as it came; what was finished stays on disk.
     """
-    progress = progress or Silent()
+    inputs = _read_inputs(request)
     folder = scores_folder_of(request.output)
     ScoresStore.refuse_foreign(folder)
-    recipe = load_recipe(request.recipe)
-    grid, grid_sha256 = load_grid(request.grid)
-    lengths = request.lengths or recipe.lengths
-    _check_lengths(lengths, grid, request.grid)
-    _make_folder(folder)
-    with exclusive(folder.root / ".lock"):
-        return _run(
-            request, recipe, grid, grid_sha256, tuple(lengths), folder, progress, on_estimate
-        )
-
-
-def _check_lengths(lengths: Sequence[int], grid: Grid, name: str) -> None:
-    short = [length for length in lengths if length < grid.min_tokens]
-    if short:
-        raise InputError(
-            f"length {short[0]} is below the {grid.min_tokens} tokens at which the budgets of grid "
-            f"{name!r} begin to mean something: use longer samples or a smaller grid"
-        )
-
-
-def _make_folder(folder: ScoresFolder) -> None:
     try:
         folder.root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
             f"{folder.root} cannot be made ({error.strerror}): choose an output you may write to"
         ) from None
+    with exclusive(folder.root / ".lock"):
+        return _run(inputs, folder, progress or Silent(), note or (lambda _: None))
+
+
+def _read_inputs(request: CalibrationRequest) -> _Inputs:
+    recipe = load_recipe(request.recipe)
+    resolved = resolve(recipe, lengths=request.lengths, samples=request.samples, seed=request.seed)
+    if request.offline and any(isinstance(source, HubSource) for source in resolved.sources):
+        raise InputError(
+            f"recipe {recipe.name!r} streams from a hub and --offline forbids it: "
+            "use a recipe of local sources, such as offline"
+        )
+    grid, grid_sha256 = load_grid(request.grid)
+    inputs = _Inputs(request, recipe, resolved, grid, grid_sha256)
+    for length in inputs.lengths:
+        if length < grid.min_tokens:
+            raise InputError(
+                f"length {length} is below the {grid.min_tokens} tokens at which the budgets of "
+                f"grid {grid.name!r} begin to mean something: use longer samples or another grid"
+            )
+    return inputs
+
+
+def _run(inputs: _Inputs, folder: ScoresFolder, progress: Progress, note: Note) -> CalibrationRun:
+    request = inputs.request
+    started = time.time()
+    clock = PhaseClock()
+    scorer_backend: Literal["torch", "triton"] = (
+        "triton" if request.device.startswith("cuda") else "torch"
+    )
+    scorer = LayerScorer(
+        inputs.grid.expand(),
+        oracle=request.oracle,
+        consumer=request.consumer,
+        backend=scorer_backend,
+    )
+    with clock.phase("load"):
+        loaded = load_model(
+            request.model,
+            device=request.device,
+            dtype=request.dtype,
+            trust_remote_code=request.trust_remote_code,
+            offline=request.offline,
+            progress=progress,
+        )
+    clock.device = loaded.device
+    extrapolated = _check_positions(inputs.lengths, loaded, allowed=request.allow_extrapolation)
+    store = ScoresStore(folder, _score_request(inputs, loaded, scorer_backend))
+    resumed = store.open(fresh=request.fresh)
+    before = store.read_run() if resumed else {}
+    for skipped in inputs.resolved.skipped:
+        note(f"source {skipped.name} is left out: {skipped.reason}")
+    with clock.phase("draw"):
+        samples = _samples(inputs, store, loaded, progress)
+    document = _run_document(inputs, loaded, samples, scorer_backend)
+    earlier: dict[str, float] = before.get("timings", {})
+    dates = {"started": before.get("dates", {}).get("started", started), "finished": None}
+
+    def write_run(status: str) -> None:
+        total = {
+            name: earlier.get(name, 0.0) + clock.seconds.get(name, 0.0)
+            for name in sorted(earlier.keys() | clock.seconds.keys())
+        }
+        store.write_run({**document, "status": status, "timings": total, "dates": dates})
+
+    write_run("running")
+    with clock.phase("fingerprint"):
+        fingerprints = fingerprint_heads(loaded, seed=FINGERPRINT_SEED)
+    waiting = [i for i, sample in enumerate(samples) if not store.has_part(i, sample)]
+    if len(waiting) < len(samples):
+        note(f"{len(samples) - len(waiting)} of {len(samples)} samples are already scored")
+    note(_estimate(inputs, loaded, [samples[i] for i in waiting], clock).sentence())
+    try:
+        _score_all(inputs, store, loaded, samples, waiting, scorer, clock, progress)
+    except BaseException:
+        write_run("running")
+        raise
+    store.remove_other_parts(len(samples))
+    dates["finished"] = time.time()
+    record = RunRecord(
+        model=loaded.identity,
+        calibration=_calibration(inputs, samples, extrapolated),
+        fingerprints=fingerprints,
+        provenance=_provenance(document, scorer_backend),
+    )
+    document.update(record.model_dump(mode="json"))
+    write_run("complete")
+    return CalibrationRun(
+        folder=folder,
+        loaded=loaded,
+        record=record,
+        seconds=store.read_run()["timings"],
+        num_resumed=len(samples) - len(waiting),
+    )
+
+
+def _score_all(
+    inputs: _Inputs,
+    store: ScoresStore,
+    loaded: LoadedModel,
+    samples: Sequence[Sample],
+    waiting: Sequence[int],
+    scorer: LayerScorer,
+    clock: PhaseClock,
+    progress: Progress,
+) -> None:
+    def work(sample: Sample) -> float:
+        return sample_work(loaded, sample.num_tokens, oracle=inputs.request.oracle)
+
+    num_layers = len(loaded.full_layers)
+    progress.start("calibrate", sum(work(samples[i]) for i in waiting), "multiply-adds")
+    for done, index in enumerate(waiting):
+        sample = samples[index]
+        step = work(sample) / num_layers
+
+        def on_layer(
+            layer: int, step: float = step, done: int = done, n: int = sample.length
+        ) -> None:
+            progress.advance(
+                "calibrate", step, f"sample {done + 1}/{len(waiting)}, {n} tokens, layer {layer}"
+            )
+
+        scores = score_sample(loaded, sample, scorer, clock, on_layer)
+        with clock.phase("aggregate"):
+            table = sample_table(
+                scores,
+                sample_id=sample.sample_id,
+                source=sample.source,
+                split=sample.split,
+                length=sample.length,
+                num_tokens=sample.num_tokens,
+            )
+        with clock.phase("write"):
+            store.write_part(index, sample, table)
+    progress.finish("calibrate")
+
+
+def _samples(
+    inputs: _Inputs, store: ScoresStore, loaded: LoadedModel, progress: Progress
+) -> list[Sample]:
+    """Draw the samples; on a resumed run they must be the ones on disk."""
+    request = inputs.request
+    assert loaded.tokenizer is not None
+    samples = draw_samples(
+        inputs.recipe,
+        loaded.tokenizer,
+        lengths=request.lengths,
+        samples=request.samples,
+        seed=request.seed,
+        base_dir=recipe_path(request.recipe).parent,
+        progress=progress,
+    )
+    if store.has_samples():
+        store.check_samples(samples)
+    else:
+        store.write_samples(samples)
+    return samples
 
 
 def _check_positions(lengths: Sequence[int], loaded: LoadedModel, *, allowed: bool) -> bool:
@@ -139,40 +272,81 @@ def _check_positions(lengths: Sequence[int], loaded: LoadedModel, *, allowed: bo
     return bool(beyond)
 
 
-def _run(
-    request: CalibrationRequest,
-    recipe: Recipe,
-    grid: Grid,
-    grid_sha256: str,
-    lengths: tuple[int, ...],
-    folder: ScoresFolder,
-    progress: Progress,
-    on_estimate: Any,
-) -> CalibrationRun:
-    clock = _Clock()
-    with clock.phase("load"):
-        loaded = load_model(
-            request.model,
-            device=request.device,
-            dtype=request.dtype,
-            trust_remote_code=request.trust_remote_code,
-            progress=progress,
-        )
-    extrapolated = _check_positions(lengths, loaded, allowed=request.allow_extrapolation)
-    seed = recipe.seed if request.seed is None else request.seed
-    backend = "triton" if loaded.device.type == "cuda" else "torch"
-    with clock.phase("draw"):
-        samples, recipe_sha256 = draw(request, recipe, lengths, seed, loaded, progress)
-    store = ScoresStore(
-        folder,
-        score_request(
-            request,
-            identity=loaded.identity,
-            dtype=loaded.identity.dtype,
-            backend=backend,
-            recipe_sha256=recipe_sha256,
-            grid_sha256=grid_sha256,
-            lengths=lengths,
-            seed=seed,
+def _score_request(inputs: _Inputs, loaded: LoadedModel, backend: str) -> dict[str, Any]:
+    return score_request(
+        inputs.request,
+        identity=loaded.identity,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        backend=backend,
+        recipe_sha256=inputs.resolved.sha256,
+        grid_sha256=inputs.grid_sha256,
+        lengths=inputs.lengths,
+        seed=inputs.resolved.seed,
+    )
+
+
+def _estimate(
+    inputs: _Inputs, loaded: LoadedModel, samples: Sequence[Sample], clock: PhaseClock
+) -> WorkEstimate:
+    return estimate_work(
+        loaded,
+        [sample.num_tokens for sample in samples],
+        oracle=inputs.request.oracle,
+        probe_seconds=clock.seconds["fingerprint"],
+    )
+
+
+def _run_document(
+    inputs: _Inputs, loaded: LoadedModel, samples: Sequence[Sample], backend: str
+) -> dict[str, Any]:
+    """Return the part of run.json that is the same however often the run was interrupted."""
+    return {
+        "versions": describe_environment(),
+        "device": str(loaded.device),
+        "backend": backend,
+        "model": loaded.identity.model_dump(mode="json"),
+        "recipe": inputs.resolved.model_dump(mode="json"),
+        "grid": inputs.grid.model_dump(mode="json"),
+        "documents": {
+            sample.sample_id: [span._asdict() for span in sample.documents] for sample in samples
+        },
+    }
+
+
+def _calibration(inputs: _Inputs, samples: Sequence[Sample], extrapolated: bool) -> Calibration:
+    request = inputs.request
+    return Calibration(
+        recipe=inputs.resolved.name,
+        recipe_sha256=inputs.resolved.sha256,
+        grid=inputs.grid.name,
+        grid_sha256=inputs.grid_sha256,
+        seed=inputs.resolved.seed,
+        lengths=inputs.lengths,
+        consumer=request.consumer,
+        oracle=request.oracle,
+        row_sample=request.row_sample,
+        extrapolated=extrapolated,
+        samples=tuple(
+            SampleRecord(
+                sample_id=sample.sample_id,
+                source=sample.source,
+                split=sample.split,
+                length=sample.length,
+                num_tokens=sample.num_tokens,
+                sha256=sample.sha256,
+            )
+            for sample in samples
         ),
+    )
+
+
+def _provenance(document: dict[str, Any], backend: str) -> Provenance:
+    versions = document["versions"]
+    return Provenance(
+        patternsearch=__version__,
+        torch=versions["torch"],
+        triton=versions["triton"],
+        transformers=versions["transformers"],
+        device=versions.get("gpu_0") if document["device"].startswith("cuda") else "cpu",
+        backend=backend,
     )

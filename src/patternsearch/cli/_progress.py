@@ -10,11 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    Progress as RichProgress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as RichProgress,
 )
 
 __all__ = ["Bars", "JsonEvents", "Lines", "progress_for"]
@@ -112,7 +114,7 @@ class Lines:
 
 
 class JsonEvents:
-    """One JSON object a line on stderr for schedulers: start, advance (at most one a second), end."""
+    """One JSON object a line on stderr, for schedulers; ``advance`` at most once a second."""
 
     def __init__(self) -> None:
         self._state: dict[str, dict[str, float]] = {}

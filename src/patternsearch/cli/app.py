@@ -16,7 +16,15 @@ from patternsearch.errors import PatternsearchError
 
 __all__ = ["COMMAND_MODULES", "app", "main"]
 
-COMMAND_MODULES = ("env",)
+COMMAND_MODULES = (
+    "calibrate",
+    "select",
+    "frontier",
+    "diff",
+    "recipe",
+    "env",
+    "schema",
+)
 """Modules of this package in the order of the help; each has ``register(app)``."""
 
 app = typer.Typer(

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration as one call: score, select, write the config."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patternsearch.calibration.request import CalibrationRequest
+from patternsearch.calibration.run import CalibrationRun, calibrate_scores
+from patternsearch.errors import InputError
+from patternsearch.progress import Progress
+from patternsearch.schema.config import PatternConfig
+from patternsearch.schema.io import dump_config, is_config_file
+from patternsearch.selection.document import select_config
+from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.select import SelectedHeads
+from patternsearch.timing.model import TimeModel
+from patternsearch.timing.table import load_timings
+
+__all__ = ["CalibrationOutcome", "calibrate"]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOutcome:
+    """What calibrate leaves behind.
+
+    Attributes:
+        config: the document.
+        config_path: where it was written.
+        run: the scores and what made them.
+        selected: the selection with its costs.
+    """
+
+    config: PatternConfig
+    config_path: Path
+    run: CalibrationRun
+    selected: SelectedHeads
+
+    def as_document(self) -> dict[str, Any]:
+        """Return the result for programs."""
+        return {
+            "config": str(self.config_path),
+            "scores": str(self.run.folder.root),
+            "num_samples": len(self.run.record.calibration.samples),
+            "num_resumed": self.run.num_resumed,
+            "seconds": self.run.seconds,
+            "measured": self.config.selection.measured if self.config.selection else False,
+            "unit": self.selected.unit,
+            "dense_cost": self.selected.dense_cost,
+            "cost": self.selected.cost,
+        }
+
+
+def calibrate(
+    request: CalibrationRequest,
+    options: SelectionOptions | None = None,
+    *,
+    timings: Path | None = None,
+    serve_dtype: str | None = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> CalibrationOutcome:
+    """Calibrate a model and write its config; the scores stay beside it.
+
+    Args:
+        request: what to score.
+        options: how to select; None is target 0.95 by the worst sample and region.
+        timings: a timing table; None selects by counted work and says so.
+        serve_dtype: torch dtype that will serve, to look up times; None is the checkpoint's.
+        progress: receives progress.
+        note: told one line each.
+
+    Raises:
+        PatternsearchError: bad input or environment; finished samples stay on disk.
+    """
+    options = options or SelectionOptions(consumer=request.consumer)
+    if request.output.exists() and not is_config_file(request.output):
+        raise InputError(
+            f"{request.output} exists and is no patternsearch config: choose another output"
+        )
+    table = load_timings(timings) if timings is not None else None
+    run = calibrate_scores(request, progress=progress, note=note)
+    cost = None
+    if table is not None:
+        identity = run.record.model
+        cost = TimeModel(table, dtype=serve_dtype or identity.dtype, head_dim=identity.head_dim)
+    result = select_config(run.folder, options, cost, run.record)
+    dump_config(result.config, request.output)
+    return CalibrationOutcome(result.config, request.output, run, result.selected)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person wants to know when calibrate has ended."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from patternsearch.patterns.candidates import KINDS
+
+if TYPE_CHECKING:
+    from patternsearch.calibration.api import CalibrationOutcome
+    from patternsearch.schema.config import HeadEntry, PatternConfig
+
+__all__ = ["calibration_summary", "kinds_by_layer"]
+
+
+def _density(entry: "HeadEntry") -> float:
+    """Density at the longest length."""
+    return entry.lengths[-1].density if entry.lengths else 1.0
+
+
+def _worst(entry: "HeadEntry") -> float:
+    return min((at.mass_worst_region for at in entry.lengths), default=1.0)
+
+
+def kinds_by_layer(config: "PatternConfig") -> Table:
+    """Return a table of how many heads of each layer run which kind."""
+    longest = config.calibration.lengths[-1] if config.calibration else None
+    table = Table(title="Heads by layer", title_justify="left")
+    table.add_column("layer", justify="right")
+    for kind in KINDS:
+        table.add_column(kind, justify="right")
+    table.add_column(f"density at {longest}" if longest else "density", justify="right")
+    table.add_column("worst mass", justify="right")
+    everything: list[HeadEntry] = []
+    for layer, entries in enumerate(config.heads):
+        if entries is None:
+            table.add_row(str(layer), *["-"] * len(KINDS), config.model.layer_types[layer], "")
+            continue
+        everything.extend(entries)
+        table.add_row(str(layer), *_row(entries))
+    table.add_section()
+    table.add_row("all", *_row(everything))
+    return table
+
+
+def _row(entries: "Any") -> list[str]:
+    counts = Counter(entry.pattern.kind for entry in entries)
+    density = sum(_density(entry) for entry in entries) / len(entries)
+    worst = min(_worst(entry) for entry in entries)
+    return [*(str(counts[kind] or "·") for kind in KINDS), f"{density:.3f}", f"{worst:.3f}"]
+
+
+def calibration_summary(outcome: "CalibrationOutcome") -> list[Any]:
+    """Return what to print: the layer table, the totals, where things are, what to do next."""
+    from patternsearch.calibration.estimate import format_duration
+
+    config, selected = outcome.config, outcome.selected
+    assert config.selection is not None
+    lines = ["", *_totals(outcome)]
+    spent = ", ".join(
+        f"{name} {format_duration(seconds)}"
+        for name, seconds in outcome.run.seconds.items()
+        if seconds >= 0.5
+    )
+    lines += [
+        f"time      {spent}",
+        f"config    {outcome.config_path}",
+        f"scores    {outcome.run.folder.root}",
+        f"next      patternsearch show {outcome.config_path}",
+    ]
+    if not selected.record.measured:
+        lines.append(
+            "          measured: false, chosen by counted work; `patternsearch bench` on the GPU "
+            "that will serve,\n          then `patternsearch select` with its table, choose by "
+            "measured time"
+        )
+    return [kinds_by_layer(config), *lines]
+
+
+def _totals(outcome: "CalibrationOutcome") -> list[str]:
+    selected, record = outcome.selected, outcome.selected.record
+    target = "none" if record.target_mass is None else f"{record.target_mass:g}"
+    lines = [
+        f"target    captured mass {target}, {record.statistic} sample, regions: {record.regions}"
+    ]
+    if record.measured:
+        lines.extend(
+            f"attention {at.length} tokens: {at.sparse_ms:.2f} ms predicted, dense "
+            f"{at.dense_ms:.2f} ms ({at.dense_ms / at.sparse_ms:.2f}×) on {record.timings_device}"
+            for at in record.break_even
+            if at.sparse_ms
+        )
+    else:
+        share = selected.cost / selected.dense_cost if selected.dense_cost else 1.0
+        lines.append(f"work      {share:.1%} of the dense pairs at the longest length")
+    return lines
