@@ -33,7 +33,7 @@ from patternsearch.patterns.consumers import (
     MINFERENCE_TILE,
     is_expressible,
 )
-from patternsearch.patterns.geometry import FORCED_COLUMNS, FORCED_SLASHES
+from patternsearch.patterns.forced import FORCED_COLUMNS, FORCED_SLASHES
 
 __all__ = [
     "CONSUMERS",

@@ -23,12 +23,12 @@ from patternsearch.exchange.consumers import (
 from patternsearch.exchange.pattern_file import dumps_pattern_file, foreign_schema
 from patternsearch.exchange.sidecar import Sidecar, dumps_sidecar, find_sidecar, sidecar_path
 from patternsearch.patterns.candidates import Candidate, Dense, VerticalSlashLastQ, describe
-from patternsearch.patterns.geometry import FORCED_COLUMNS, FORCED_SLASHES
+from patternsearch.patterns.forced import FORCED_COLUMNS, FORCED_SLASHES
 from patternsearch.schema.config import HeadEntry, PatternConfig
 from patternsearch.schema.files import write_atomic
 from patternsearch.schema.reading import load_document
 
-__all__ = ["Export", "export_config", "name_heads", "output_path", "write_export"]
+__all__ = ["Export", "export_config", "export_score", "name_heads", "output_path", "write_export"]
 
 _DEFAULT_THRESHOLD = 32768
 _TRITON_HEAD_DIMS = (16, 32, 64, 128)
@@ -65,7 +65,9 @@ def export_config(config: PatternConfig, to: ConsumerName) -> Export:
     text = dumps_pattern_file(
         tuple(
             tuple(
-                entry_of(head.pattern, consumer, _score(head, config), config.model.max_positions)
+                entry_of(
+                    head.pattern, consumer, export_score(head, config), config.model.max_positions
+                )
                 for head in heads
             )
             for heads in layers
@@ -109,7 +111,7 @@ def _refuse_inexpressible(layers: tuple[tuple[HeadEntry, ...], ...], consumer: C
     )
 
 
-def _score(head: HeadEntry, config: PatternConfig) -> int | float | None:
+def export_score(head: HeadEntry, config: PatternConfig) -> int | float | None:
     """Return the score to write: the mean captured mass at the longest length, or what came in."""
     if head.lengths:
         return head.lengths[-1].mass_mean

@@ -11,7 +11,7 @@ from patternsearch.patterns.candidates import (
     VerticalSlashLastQ,
     VerticalSlashSpread,
 )
-from patternsearch.patterns.geometry import FORCED_COLUMNS, FORCED_SLASHES
+from patternsearch.patterns.forced import FORCED_COLUMNS, FORCED_SLASHES
 
 __all__ = [
     "MINFERENCE_BLOCKS",

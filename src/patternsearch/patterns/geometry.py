@@ -9,6 +9,8 @@ key tile, D = u − v the tile diagonal, δ = i − j the slash offset.
 import numpy as np
 from numpy.typing import NDArray
 
+from patternsearch.patterns.forced import FORCED_COLUMNS, FORCED_DIAGONALS, FORCED_SLASHES
+
 __all__ = [
     "FORCED_COLUMNS",
     "FORCED_DIAGONALS",
@@ -33,15 +35,6 @@ __all__ = [
     "spread_row_positions",
     "tile_rows",
 ]
-
-FORCED_COLUMNS = 30
-"""Columns j = 0..29 are in every Vertical-Slash set (MInference's runtime rule)."""
-
-FORCED_SLASHES = 100
-"""Offsets δ = 0..99 are in every ``last_q`` set (MInference's runtime rule)."""
-
-FORCED_DIAGONALS = 2
-"""Tile diagonals 0 and 1 are in every ``spread`` set."""
 
 NUM_REGIONS = 4
 

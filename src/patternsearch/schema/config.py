@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from patternsearch.patterns.candidates import Candidate
+from patternsearch.patterns.candidates import Candidate, Kind
 
 __all__ = [
     "CONFIG_FORMAT",
@@ -187,7 +187,7 @@ class Selection(Document):
     budget_ms: Milliseconds | None
     statistic: Literal["worst", "p05", "mean"]
     regions: Literal["each", "all"]
-    kinds: tuple[str, ...]
+    kinds: tuple[Kind, ...]
     max_density: Fraction | None
     dense_layers: tuple[NonNegativeInt, ...]
     tp_size: PositiveInt

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pydantic_core
+
 from patternsearch.errors import ConfigError, InputError
 from patternsearch.schema.files import MAX_DOCUMENT_BYTES, read_bounded
 from patternsearch.schema.yaml_walker import MAX_DEPTH, PLACEHOLDER, Walker, shown
@@ -29,8 +31,7 @@ __all__ = [
     "read_source",
 ]
 
-_MAY_OVERFLOW = re.compile(r"[eE]\+?[0-9]{3,}(?=[\s,\]}]|$)")
-_JSON_ITEM = re.compile(r"^( *- )([\[{].*[\]}])$", re.MULTILINE)
+_LARGE_EXPONENTS = tuple(re.compile(e + r"\+?[0-9]{3,}(?=[\s,\]}]|$)") for e in "eE")
 _MARK = "next item"
 _SEPARATOR = f',"{_MARK}",'
 
@@ -160,6 +161,11 @@ def _refuse_constant(text: str) -> NoReturn:
     raise _NotFiniteError(text)
 
 
+def _may_overflow(text: str) -> bool:
+    """Whether a number may be too large for a float; a regular expression with a literal start."""
+    return any(pattern.search(text) for pattern in _LARGE_EXPONENTS)
+
+
 _plain_json = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
 _checked_json = json.JSONDecoder(
     object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
@@ -167,7 +173,7 @@ _checked_json = json.JSONDecoder(
 
 
 def _parse_json(text: str, name: str, error: type[InputError]) -> Any:
-    decoder = _checked_json if _MAY_OVERFLOW.search(text) else _plain_json
+    decoder = _checked_json if _may_overflow(text) else _plain_json
     try:
         value = decoder.decode(text)
     except json.JSONDecodeError as problem:
@@ -245,41 +251,66 @@ def _take_json_items(text: str) -> tuple[str, dict[int, tuple[str, Any]]]:
     Returns:
         The text with a placeholder for each such value, and by line (from 0) its JSON and value.
     """
+    lines = text.split("\n")
     bodies: dict[int, str] = {}
-    line = position = 0
-    for match in _JSON_ITEM.finditer(text):
-        line += text.count("\n", position, match.start())
-        position = match.start()
-        body = match.group(2)
-        if body.count("[") + body.count("{") <= MAX_DEPTH // 2 and "\\u" not in body:
-            bodies[line] = body
-    items = _decode_items(bodies, _checked_json if _MAY_OVERFLOW.search(text) else _plain_json)
-
-    line = position = 0
-
-    def replace(match: re.Match[str]) -> str:
-        nonlocal line, position
-        line += text.count("\n", position, match.start())
-        position = match.start()
-        return match.group(1) + PLACEHOLDER if line in items else match.group()
-
-    return (_JSON_ITEM.sub(replace, text) if items else text), items
+    for number, line in enumerate(lines):
+        body = line.lstrip(" ")[2:]
+        if (
+            line.endswith(("}", "]"))
+            and line[: len(line) - len(body)].endswith("- ")
+            and body.startswith(("{", "["))
+            and body.count("[") + body.count("{") <= MAX_DEPTH // 2
+            and "\\u" not in body
+        ):
+            bodies[number] = body
+    items = _decode_items(bodies, may_overflow=_may_overflow(text))
+    for number in items:
+        lines[number] = lines[number][: -len(bodies[number])] + PLACEHOLDER
+    return ("\n".join(lines) if items else text), items
 
 
-def _decode_items(bodies: dict[int, str], decoder: json.JSONDecoder) -> dict[int, tuple[str, Any]]:
-    """Decode all bodies in one call if all are JSON, else those that are."""
-    try:
-        # The separator is an item of its own, so that no body can end inside another.
-        values = decoder.decode(f"[{_SEPARATOR.join(bodies.values())}]")
-    except (ValueError, RecursionError):
-        values = []
-    if len(values) == 2 * len(bodies) - 1 and all(v == _MARK for v in values[1::2]):
-        return dict(zip(bodies, zip(bodies.values(), values[::2], strict=True), strict=True))
-    items = {}
-    for line, body in bodies.items():
+def _decode_items(bodies: dict[int, str], *, may_overflow: bool) -> dict[int, tuple[str, Any]]:
+    """Decode the bodies that are JSON by this module's rules; all in one call if all are."""
+    values = [] if may_overflow else _decode_joined(bodies)
+    if values:
+        items = dict(zip(bodies, zip(bodies.values(), values, strict=True), strict=True))
+        doubtful = [n for n, (body, value) in items.items() if not _has_unique_keys(body, value)]
+    else:
+        items, doubtful = {}, list(bodies)
+    decode = (_checked_json if may_overflow else _plain_json).decode
+    for number in doubtful:
+        items.pop(number, None)
         with suppress(ValueError, RecursionError):
-            items[line] = (body, decoder.decode(body))
+            items[number] = (bodies[number], decode(bodies[number]))
     return items
+
+
+def _decode_joined(bodies: dict[int, str]) -> list[Any]:
+    """Decode all bodies in one call of the fastest parser at hand; empty if that fails."""
+    # The separator is an item of its own, so that no body can end inside another.
+    joined = f"[{_SEPARATOR.join(bodies.values())}]"
+    try:
+        values = pydantic_core.from_json(joined, allow_inf_nan=False)
+    except ValueError:
+        return []
+    is_whole = len(values) == 2 * len(bodies) - 1 and all(v == _MARK for v in values[1::2])
+    return values[::2] if is_whole else []
+
+
+def _has_unique_keys(body: str, value: Any) -> bool:
+    """Whether no object of ``body`` surely holds a key twice.
+
+    Each key of the text brings a colon; so do some strings, which makes this False in doubt.
+    """
+    num_keys, rest = 0, [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, dict):
+            num_keys += len(item)
+            rest.extend(child for child in item.values() if isinstance(child, dict | list))
+        elif item and not isinstance(item[0], float):
+            rest.extend(child for child in item if isinstance(child, dict | list))
+    return num_keys == body.count(":")
 
 
 def _splice(
