@@ -109,8 +109,10 @@ def tiny_model(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(_weight(name, tuple(parameter.shape), seed))
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)  # model.to would round the rotary buffers
     model.tie_weights()
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def tiny_model_dir(

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any, Literal
 
 from patternsearch.errors import EnvironmentLacks, ModelError, UnsupportedModel
+from patternsearch.model.library_errors import one_line
 from patternsearch.model.rope import rope_of
 from patternsearch.model.sources import ModelSource, resolve_model
 from patternsearch.model.support import (
@@ -133,11 +134,11 @@ def read_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:
             **keywords,
         )
     except ImportError as error:
-        raise EnvironmentLacks(f"{source.reference}: {_first_line(error)}") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise EnvironmentLacks(f"{source.reference}: {one_line(error)}") from None
+    except Exception as error:  # the library and its validators raise many kinds
         raise ModelError(
-            f"the configuration of {source.reference} cannot be used: {_first_line(error)}"
-        ) from None
+            f"the configuration of {source.reference} cannot be used: {one_line(error)}"
+        ) from error
     check_supported(config)
     return config
 
@@ -160,7 +161,7 @@ def build_skeleton(config: Any, *, trust_remote_code: bool = False) -> Any:
     except Exception as error:  # modelling code raises anything for a wrong config.json
         raise ModelError(
             f"the model ({config.model_type}) cannot be built from its configuration: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{type(error).__name__}: {one_line(error)}"
         ) from error
     check_supported_modules(model)
     return model
@@ -235,11 +236,7 @@ def _pickle_digests(source: ModelSource, num_layers: int) -> WeightDigests:
             state |= torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         except Exception as error:
             raise ModelError(
-                f"{file} cannot be read as plain tensors: {_first_line(error)}; convert the "
+                f"{file} cannot be read as plain tensors: {one_line(error)}; convert the "
                 "checkpoint to safetensors"
             ) from None
     return digest_state(state, num_layers)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

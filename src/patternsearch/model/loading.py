@@ -17,6 +17,8 @@ from patternsearch.model.identity import (
     identify,
     read_config,
 )
+from patternsearch.model.library_errors import one_line
+from patternsearch.model.rope import check_rope_exact
 from patternsearch.model.sources import ModelSource, resolve_model
 from patternsearch.model.support import check_supported, check_supported_modules
 from patternsearch.model.weights import digest_state
@@ -123,9 +125,11 @@ def adopt_model(
 
     Raises:
         UnsupportedModel: If its attention cannot be searched.
+        ModelError: If its rotary buffers were rounded.
     """
     check_supported(model.config)
     check_supported_modules(model)
+    check_rope_exact(model)
     identity = identify(
         model,
         reference=reference,
@@ -185,11 +189,11 @@ def _load_tokenizer(source: ModelSource, trust_remote_code: bool) -> Any:
         )
     except ImportError as error:
         raise EnvironmentLacks(
-            f"the tokenizer of {source.reference} needs a package: {_first_line(error)}"
+            f"the tokenizer of {source.reference} needs a package: {one_line(error)}"
         ) from None
     except Exception as error:  # tokenizer libraries raise anything for a damaged file
         raise ModelError(
-            f"the tokenizer of {source.reference} cannot be read: {_first_line(error)}; copy the "
+            f"the tokenizer of {source.reference} cannot be read: {one_line(error)}; copy the "
             "tokenizer files again"
         ) from error
 
@@ -228,11 +232,11 @@ def _load_weights(
             )
     except ImportError as error:
         raise EnvironmentLacks(
-            f"loading {source.reference} needs a package: {_first_line(error)}"
+            f"loading {source.reference} needs a package: {one_line(error)}"
         ) from None
     except (ValueError, KeyError, RuntimeError, OSError) as error:
         raise ModelError(
-            f"the weights of {source.reference} cannot be loaded: {_first_line(error)}"
+            f"the weights of {source.reference} cannot be loaded: {one_line(error)}"
         ) from error
     for name, what in (("missing_keys", "lacks"), ("mismatched_keys", "has misshapen")):
         keys = sorted(str(key) for key in info.get(name, ()))
@@ -262,7 +266,3 @@ def _quiet_library() -> Iterator[None]:
 
 def _input_device(model: Any) -> torch.device:
     return torch.device(model.get_input_embeddings().weight.device)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -55,7 +55,7 @@ def match_heads(expected: Fingerprints, found: Fingerprints) -> tuple[HeadMatch,
         InputError: If the two were made with different probes or for other shapes.
     """
     places = _common_places(expected, found)
-    return _match(places, places, _table(expected, places), _table(found, places))
+    return _match(places, _table(expected, places), _table(found, places))
 
 
 def match_heads_within_layers(expected: Fingerprints, found: Fingerprints) -> tuple[HeadMatch, ...]:
@@ -68,7 +68,7 @@ def match_heads_within_layers(expected: Fingerprints, found: Fingerprints) -> tu
     matches: list[HeadMatch] = []
     for layer in sorted({layer for layer, _ in places}):
         here = [place for place in places if place[0] == layer]
-        matches += _match(here, here, _table(expected, here), _table(found, here))
+        matches += _match(here, _table(expected, here), _table(found, here))
     return tuple(matches)
 
 
@@ -87,7 +87,6 @@ def _embed(table: Float) -> Float:
 
 def _match(
     places: list[tuple[int, int]],
-    found_places: list[tuple[int, int]],
     expected: Float,
     found: Float,
 ) -> tuple[HeadMatch, ...]:
@@ -101,13 +100,15 @@ def _match(
     others[np.arange(len(places)), partners] = np.inf
     return tuple(
         HeadMatch(
-            *place,
-            *found_places[partners[row]],
+            layer=layer,
+            head=head,
+            found_layer=places[partners[row]][0],
+            found_head=places[partners[row]][1],
             distance=float(distances[row, partners[row]]),
             own_distance=float(distances[row, row]),
             runner_up_distance=float(others[row].min()),
         )
-        for row, place in enumerate(places)
+        for row, (layer, head) in enumerate(places)
     )
 
 

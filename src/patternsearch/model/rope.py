@@ -9,11 +9,13 @@ and ``longrope``), they are those in force at the model's maximum number of posi
 import json
 from typing import Any
 
+import torch
+
 from patternsearch.errors import ModelError
 from patternsearch.model.support import layer_types
 from patternsearch.schema.config import Rope
 
-__all__ = ["rope_of"]
+__all__ = ["check_rope_exact", "rope_of"]
 
 _LIBRARY_NAMES = {"full": "full_attention", "sliding": "sliding_attention"}
 _DEPENDS_ON_LENGTH = ("dynamic", "longrope")
@@ -28,20 +30,47 @@ def rope_of(model: Any) -> dict[str, Rope]:
     Raises:
         ModelError: If the model has several rotary modules that no layer type tells apart.
     """
+    live = _rotary_module(model)
+    if live is None:
+        return {}
+    rotary = type(live)(config=live.config)
+    wanted = sorted({name for name in layer_types(model.config) if name != "linear"})
+    return {name: _rope(rotary, name) for name in wanted}
+
+
+def check_rope_exact(model: Any) -> None:
+    """Refuse a model in memory whose inverse frequencies are not what its configuration gives.
+
+    ``model.to(torch.bfloat16)`` rounds them, which turns far keys by wrong angles.
+
+    Raises:
+        ModelError: Naming the buffer that differs.
+    """
+    live = _rotary_module(model)
+    if live is None:
+        return
+    fresh = dict(type(live)(config=live.config).named_buffers())
+    for name, buffer in live.named_buffers():
+        if not name.endswith("original_inv_freq"):
+            continue
+        expected = fresh[name].to(buffer.device)
+        if buffer.dtype != expected.dtype or not torch.allclose(buffer, expected, rtol=1e-6):
+            raise ModelError(
+                f"the rotary buffer {name} ({buffer.dtype}) is not what the configuration gives "
+                "(model.to(dtype) rounds it); load or build the model in its dtype instead"
+            )
+
+
+def _rotary_module(model: Any) -> Any | None:
     modules = {
         type(module): module
         for name, module in model.named_modules()
         if "rotary" in name and hasattr(module, "rope_type")
     }
-    if not modules:
-        return {}
     if len(modules) > 1:
         names = ", ".join(sorted(kind.__name__ for kind in modules))
         raise ModelError(f"the model has several rotary embeddings ({names}); one is expected")
-    (stand_in,) = modules.values()
-    rotary = type(stand_in)(config=stand_in.config)
-    wanted = sorted({name for name in layer_types(model.config) if name != "linear"})
-    return {name: _rope(rotary, name) for name in wanted}
+    return next(iter(modules.values()), None)
 
 
 def _rope(rotary: Any, layer_type: str) -> Rope:

@@ -74,14 +74,14 @@ def check_supported(hf_config: Any) -> None:
     if getattr(hf_config, "use_bidirectional_attention", False) or not getattr(
         hf_config, "is_causal", True
     ):
-        _refuse(kind, "attends in both directions", "only causal attention is searched")
+        _refuse_both_directions(kind)
+    _check_class(hf_config, kind)
     if "full" not in layer_types(hf_config):
         _refuse(
             kind,
             "has no full-attention layer (all are sliding-window or linear)",
             "there is nothing to search",
         )
-    _check_class(hf_config, kind)
 
 
 def check_supported_modules(model: Any) -> None:
@@ -100,7 +100,7 @@ def check_supported_modules(model: Any) -> None:
         if getattr(module, "sinks", None) is not None:
             _refuse_sinks(kind)
         if not getattr(module, "is_causal", True):
-            _refuse(kind, "attends in both directions", "only causal attention is searched")
+            _refuse_both_directions(kind)
     full = [layer for layer, name in enumerate(layer_types(config)) if name == "full"]
     lacking = [layer for layer in full if layer not in modules]
     if lacking:
@@ -186,7 +186,10 @@ def _num_kv_heads(hf_config: Any) -> int:
 
 
 def _check_class(hf_config: Any, kind: str) -> None:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
+    )
 
     if getattr(hf_config, "auto_map", None):
         return  # code of the checkpoint's own: its modules are looked at
@@ -194,8 +197,16 @@ def _check_class(hf_config: Any, kind: str) -> None:
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)]
     except KeyError:
         _refuse(kind, "has no causal language model", "only decoder-only models are searched")
+    if type(hf_config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(
+        hf_config, "is_decoder", False
+    ):
+        _refuse_both_directions(kind)
     if not model_class._supports_attention_backend:
         _refuse_registry(kind)
+
+
+def _refuse_both_directions(kind: str) -> NoReturn:
+    _refuse(kind, "attends in both directions", "only causal attention is searched")
 
 
 def _refuse_sinks(kind: str) -> NoReturn:
