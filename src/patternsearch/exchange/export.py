@@ -88,8 +88,8 @@ def _full_layers(config: PatternConfig, consumer: Consumer) -> tuple[tuple[HeadE
     if others:
         kinds = " and ".join(sorted({config.model.layer_types[layer] for layer in others}))
         raise ConfigError(
-            f"layers {_ranges(others)} are {kinds} attention, which {consumer.name} would run as "
-            "full attention: this model cannot be exported to it"
+            f"{consumer.name} would run the {kinds} attention of layers {_ranges(others)} as full "
+            "attention: this model cannot be exported to it"
         )
     return tuple(heads for heads in config.heads if heads is not None)
 
