@@ -39,7 +39,7 @@ def waves(position, frequency):
     return torch.cat([angle.cos(), angle.sin()], -1).float() / len(frequency) ** 0.5
 
 
-def local_qk(n, seed, width=90.0, sharpness=14.0):
+def local_qk(n, seed, width=112.0, sharpness=14.0):
     """One head that looks at the first 64 keys and at a soft band of about `width` keys."""
     generator = torch.Generator().manual_seed(seed)
     width *= 1 + 0.04 * torch.rand(1, generator=generator).item()
