@@ -26,6 +26,7 @@ from patternsearch.patterns.candidates import (
     VerticalSlashSpread,
     describe,
 )
+from patternsearch.patterns.consumers import MINFERENCE_TILE, Consumer
 from patternsearch.scoring.accounts import Accounts, LayerScores
 from patternsearch.scoring.tile_sets import (
     TileMasses,
@@ -35,9 +36,7 @@ from patternsearch.scoring.tile_sets import (
 )
 from patternsearch.scoring.vertical_slash import VerticalSlashIndex, prepare
 
-__all__ = ["Consumer", "LayerScorer", "LayerScores"]
-
-Consumer = Literal["patternsearch", "minference", "vllm", "sglang"]
+__all__ = ["LayerScorer", "LayerScores"]
 
 
 @dataclass
@@ -96,7 +95,7 @@ class LayerScorer:
         if (
             self.consumer != "patternsearch"
             and isinstance(candidate, VerticalSlashLastQ)
-            and candidate.tile != 64
+            and candidate.tile != MINFERENCE_TILE
         ):
             raise InputError(
                 f"{describe(candidate)}: the kernels of {self.consumer} have query tiles of 64: "

@@ -15,6 +15,7 @@ from torch import Tensor
 from patternsearch.kernels.index import rank
 from patternsearch.kernels.score import BucketTable
 from patternsearch.patterns.candidates import VerticalSlashLastQ, VerticalSlashSpread
+from patternsearch.patterns.consumers import Consumer
 from patternsearch.patterns.geometry import (
     FORCED_COLUMNS,
     FORCED_DIAGONALS,
@@ -31,10 +32,10 @@ from patternsearch.scoring.accounts import Accounts
 
 __all__ = ["Budgets", "VerticalSlashIndex", "columns_that_run", "prepare"]
 
-_CONSUMER_TILE = 64
 
-
-def columns_that_run(candidate: VerticalSlashSpread | VerticalSlashLastQ, consumer: str) -> int:
+def columns_that_run(
+    candidate: VerticalSlashSpread | VerticalSlashLastQ, consumer: Consumer
+) -> int:
     """Return the nominal column budget as the consumer runs it.
 
     vLLM and SGLang turn a ``vertical`` of exactly 30 into 130; what will run is what is scored.
@@ -205,7 +206,7 @@ def prepare(
     rows: Sequence[int],
     column_score: Tensor,
     extent_score: Tensor,
-    consumer: str,
+    consumer: Consumer,
 ) -> VerticalSlashIndex:
     """Rank an index and lay out its bucket tables.
 

@@ -166,7 +166,7 @@ class _Pass:
         return int(self.q.shape[0]) // int(self.k.shape[0])
 
     def _limit(self, limits: dict[str, int]) -> int:
-        return limits.get(self.q.device.type, limits["cuda"])
+        return limits.get(str(self.q.device.type), limits["cuda"])
 
     def head_groups(self) -> Iterator[slice]:
         """Yield slices of query heads whose probabilities of one segment fit the limit."""
@@ -178,7 +178,8 @@ class _Pass:
     def segments_at_once(self, heads: slice) -> int:
         """Return how many segments' column sums may be held at a time."""
         per_segment = (heads.stop - heads.start) * int(self.q.shape[1])
-        return max(1, self._limit(_SUMS_ELEMENTS) // per_segment)
+        limit: int = self._limit(_SUMS_ELEMENTS) // per_segment
+        return max(1, limit)
 
     def run(self, heads: slice, segments: Sequence[_Segment], out: _RunOutputs) -> Tensor:
         """Add the masses of consecutive segments of one region to ``out``.
