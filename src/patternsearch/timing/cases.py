@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from patternsearch.patterns.candidates import (
     AShape,
@@ -15,7 +16,7 @@ from patternsearch.patterns.candidates import (
 )
 from patternsearch.patterns.geometry import num_tiles
 
-__all__ = ["FULL", "QUICK", "Case", "Plan", "cases"]
+__all__ = ["FULL", "QUICK", "Case", "Plan", "between", "cases"]
 
 _TILES: tuple[Tile, ...] = (64, 128)
 _SINK = 128
@@ -72,6 +73,13 @@ class Case:
     measures_index: bool
     measures_kernel: bool
     held_out: bool
+
+
+def between(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Return held-out lengths for a fit on ascending lengths: the middle of every other gap."""
+    gaps = [(low, high) for low, high in pairwise(lengths) if high > low + _TILES[-1]]
+    middles = [(low + high) // 2 for low, high in gaps[::2]]
+    return tuple(middle - middle % _TILES[0] for middle in middles)
 
 
 def cases(num_tokens: int, plan: Plan) -> Iterator[Case]:

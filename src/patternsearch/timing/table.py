@@ -27,6 +27,7 @@ __all__ = [
     "Operation",
     "TimingRow",
     "TimingTable",
+    "check_output",
     "dump_timings",
     "kernel_digest",
     "load_timings",
