@@ -120,7 +120,7 @@ def main():
     num_heads = len(layers[0])
     inputs = make_inputs(options.length, head_dim, num_heads, num_kv_heads, dtype, device)
     scale = head_dim**-0.5
-    q, k, v = inputs[0]
+    q, k, _ = inputs[0]
     dense_ms = min(
         clock.measure(lambda i, b=backend: b.run(*inputs[i], scale)).p50_ms for backend in backends
     )

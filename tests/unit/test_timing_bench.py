@@ -138,7 +138,7 @@ class Forgetful(ProjectKernels):
 
     def plan(self, candidates, q, k, scale):
         if isinstance(candidates[0], Dense):
-            candidates = [AShape(sink=64, window=512, tile=64)] * len(candidates)
+            candidates = [AShape(sink=64, window=128, tile=64)] * len(candidates)
         return super().plan(candidates, q, k, scale)
 
 
