@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a config inside a model."""
+"""Run a config inside a transformers model: attach, count what ran how, watch it in production."""
