@@ -127,7 +127,9 @@ def write_scores(root, frame, run=None):
     folder.scores.mkdir(parents=True)
     samples = frame.drop_duplicates("sample_id")
     for index, sample in enumerate(samples["sample_id"]):
-        frame[frame["sample_id"] == sample].to_parquet(folder.part(index), index=False)
+        frame[frame["sample_id"] == sample].to_parquet(
+            folder.scores / f"part-{index:05d}.parquet", index=False
+        )
     table = samples[["sample_id", "source", "split", "length", "num_tokens"]].copy()
     table["sha256"] = "0" * 64
     table["token_ids"] = [[1, 2, 3]] * len(table)

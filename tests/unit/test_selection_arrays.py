@@ -142,7 +142,7 @@ class TestFolder:
             load_scores(folder)
 
     def test_fewer_parts_than_samples(self, folder):
-        folder.part(4).unlink()
+        (folder.scores / f"part-{4:05d}.parquet").unlink()
         with pytest.raises(ScoresError, match=r"5 of its 6 samples \(missing: s4096-1\).*resume"):
             load_scores(folder)
 
@@ -154,17 +154,19 @@ class TestFolder:
 
     def test_part_of_another_run(self, folder, frame):
         strange = frame[frame["sample_id"] == "s4096-1"].assign(sample_id="other")
-        strange.to_parquet(folder.part(9), index=False)
+        strange.to_parquet(folder.scores / f"part-{9:05d}.parquet", index=False)
         with pytest.raises(ScoresError, match=r"does not list \(other\)"):
             load_scores(folder)
 
     def test_sample_in_two_parts(self, folder, frame):
-        frame[frame["sample_id"] == "s4096-1"].to_parquet(folder.part(9), index=False)
+        frame[frame["sample_id"] == "s4096-1"].to_parquet(
+            folder.scores / f"part-{9:05d}.parquet", index=False
+        )
         with pytest.raises(ScoresError, match="more than one part"):
             load_scores(folder)
 
     def test_truncated_part(self, folder):
-        part = folder.part(2)
+        part = folder.scores / f"part-{2:05d}.parquet"
         part.write_bytes(part.read_bytes()[:200])
         with pytest.raises(ScoresError, match="cannot be read as Parquet"):
             load_scores(folder)

@@ -76,7 +76,10 @@ def write_large_scores(root):
             "columns": measured[place, 1].astype(np.int64),
         }
         frame = pd.DataFrame(values, columns=list(SCORES_COLUMNS))
-        pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), folder.part(sample))
+        pq.write_table(
+            pa.Table.from_pandas(frame, preserve_index=False),
+            folder.scores / f"part-{sample:05d}.parquet",
+        )
     pd.DataFrame({"sample_id": [f"s{i}" for i in range(SAMPLES)]}).to_parquet(folder.samples)
     folder.run.write_text("{}")
     return folder

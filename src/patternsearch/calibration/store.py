@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scores folder on disk: written piece by piece, each piece whole or absent.
 
-A finished sample is one part file. A part carries the digest of the request and of its sample in
-its footer, so that a run continues exactly where an earlier one stopped and never takes over a
-part that belongs to something else or was damaged.
+A finished sample is one part file. Its footer carries the digests of the request and of the
+sample, its name the digest of its bytes, so that a run continues exactly where an earlier one
+stopped and never takes over a part that belongs to something else or was damaged.
 """
 
+import hashlib
 import io
 import json
 import shutil
@@ -26,6 +27,7 @@ from patternsearch.schema.scores import SAMPLES_COLUMNS, ScoresFolder
 __all__ = ["ScoresStore"]
 
 RUN_FORMAT = "patternsearch/run"
+_MARK = b"patternsearch"
 _LAYOUT = pa.schema(
     [
         ("sample_id", pa.string()),
@@ -141,7 +143,7 @@ class ScoresStore:
         """Write samples.parquet."""
         columns = {name: [getattr(sample, name) for sample in samples] for name in SAMPLES_COLUMNS}
         columns["token_ids"] = [np.asarray(ids, dtype=np.int32) for ids in columns["token_ids"]]
-        self._write_table(pa.table(columns, schema=_LAYOUT), self.folder.samples, {})
+        write_atomic(self.folder.samples, _parquet(pa.table(columns, schema=_LAYOUT), {}))
 
     def has_samples(self) -> bool:
         """Return whether samples.parquet is there."""
@@ -173,39 +175,48 @@ class ScoresStore:
 
     def has_part(self, index: int, sample: Sample) -> bool:
         """Return whether a whole part of this sample and this request is on disk."""
-        path = self.folder.part(index)
-        if not path.exists():
-            return False
-        try:
-            metadata = pq.read_table(path, page_checksum_verification=True).schema.metadata or {}
-        except (OSError, pa.ArrowException):
-            return False
-        return metadata.get(b"patternsearch") == self._part_mark(sample)
+        for path in self._parts_of(index):
+            try:
+                content = path.read_bytes()
+                metadata = pq.read_schema(io.BytesIO(content)).metadata or {}
+            except (OSError, pa.ArrowException):
+                continue
+            if path == self._part_path(index, content) and (
+                metadata.get(_MARK) == self._part_mark(sample)
+            ):
+                return True
+        return False
 
     def write_part(self, index: int, sample: Sample, table: pa.Table) -> None:
         """Write the scores of one finished sample."""
-        self._write_table(
-            table, self.folder.part(index), {b"patternsearch": self._part_mark(sample)}
-        )
+        content = _parquet(table, {_MARK: self._part_mark(sample)})
+        path = self._part_path(index, content)
+        for other in self._parts_of(index):
+            if other != path:
+                other.unlink()
+        write_atomic(path, content)
 
     def remove_other_parts(self, num_samples: int) -> None:
         """Remove files in the scores folder that are no part of this run."""
-        wanted = {self.folder.part(index).name for index in range(num_samples)}
+        wanted = {path for index in range(num_samples) for path in self._parts_of(index)}
         for path in self.folder.scores.iterdir():
-            if path.name not in wanted:
+            if path not in wanted:
                 path.unlink()
+
+    def _parts_of(self, index: int) -> list[Path]:
+        return sorted(self.folder.scores.glob(f"{self.folder.part_prefix(index)}*.parquet"))
+
+    def _part_path(self, index: int, content: bytes) -> Path:
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        return self.folder.scores / f"{self.folder.part_prefix(index)}{digest}.parquet"
 
     def _part_mark(self, sample: Sample) -> bytes:
         return f"{self.request_sha256} {sample.sample_id} {sample.sha256}".encode()
 
-    @staticmethod
-    def _write_table(table: pa.Table, path: Path, metadata: dict[bytes, bytes]) -> None:
-        merged = {**(table.schema.metadata or {}), **metadata}
-        buffer = io.BytesIO()
-        pq.write_table(
-            table.replace_schema_metadata(merged),
-            buffer,
-            compression="zstd",
-            write_page_checksum=True,
-        )
-        write_atomic(path, buffer.getvalue())
+
+def _parquet(table: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
+    """Return a table as the bytes of a parquet file; the same table gives the same bytes."""
+    merged = {**(table.schema.metadata or {}), **metadata}
+    buffer = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata(merged), buffer, compression="zstd")
+    return buffer.getvalue()

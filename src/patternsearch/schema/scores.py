@@ -72,9 +72,9 @@ class ScoresFolder:
         """Versions, device, model identity, recipe, grid, timings of each phase."""
         return self.root / "run.json"
 
-    def part(self, index: int) -> Path:
-        """Part file of the sample at this place in ``samples.parquet``."""
-        return self.scores / f"part-{index:05d}.parquet"
+    def part_prefix(self, index: int) -> str:
+        """Begin of the name of the part of the sample at this place in ``samples.parquet``."""
+        return f"part-{index:05d}-"
 
 
 def scores_folder_of(config_path: Path) -> ScoresFolder:
