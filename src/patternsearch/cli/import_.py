@@ -34,7 +34,11 @@ def import_(
 
     Example: patternsearch import best_pattern.json --from minference --model DIR -o model.yaml
     """
-    from patternsearch.exchange.importing import find_own_export, import_pattern_file
+    from patternsearch.exchange.importing import (
+        find_own_export,
+        import_pattern_file,
+        patterns_of_file,
+    )
     from patternsearch.exchange.pattern_file import read_pattern_file
     from patternsearch.schema.io import dump_config
 
@@ -47,7 +51,8 @@ def import_(
         if own is not None:
             why = "was edited since its export" if own.is_edited else "was exported for another"
             out.warn(f"{file} {why}: its masses and provenance are left behind")
-        read_pattern_file(file)  # faults of the file before the model's weights are read
+        # Faults of the file come before the model's weights are read.
+        patterns_of_file(read_pattern_file(file), source, None, name=str(file))
         if model is None:
             raise InputError("--model is needed: which model this bare pattern file is for")
         from patternsearch.model.identity import describe_model

@@ -144,12 +144,13 @@ def entry_of(
 
 def _raised(pattern: VerticalSlashLastQ, consumer: Consumer) -> VerticalSlashLastQ:
     vertical = max(pattern.vertical, FORCED_COLUMNS)
+    slash = max(pattern.slash, FORCED_SLASHES)
     if vertical == consumer.bumped_vertical:
         # One column more than asked for; 30 itself would run as 130.
         vertical += 1
-    return pattern.model_copy(
-        update={"vertical": vertical, "slash": max(pattern.slash, FORCED_SLASHES)}
-    )
+    if (vertical, slash) == (pattern.vertical, pattern.slash):
+        return pattern
+    return pattern.model_copy(update={"vertical": vertical, "slash": slash})
 
 
 def pattern_of(entry: Entry, consumer: Consumer, max_positions: int | None) -> Candidate:

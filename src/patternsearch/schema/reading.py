@@ -251,6 +251,8 @@ def _take_json_items(text: str) -> tuple[str, dict[int, tuple[str, Any]]]:
     Returns:
         The text with a placeholder for each such value, and by line (from 0) its JSON and value.
     """
+    if "- {" not in text and "- [" not in text:
+        return text, {}
     lines = text.split("\n")
     bodies: dict[int, str] = {}
     for number, line in enumerate(lines):
