@@ -5,6 +5,8 @@ from support.closeness import assert_close
 
 from patternsearch.errors import InputError
 from patternsearch.kernels.attend import attend
+from patternsearch.kernels.attend.configs import AttendConfig
+from patternsearch.kernels.attend.triton import attend_triton
 from patternsearch.kernels.attend.reference import attend_reference
 
 BACKENDS = ["triton", "torch"]
@@ -43,3 +45,14 @@ def test_attend_maps_query_heads_to_kv_heads(group, backend):
     heads = tuple(MIXED[index % 4] for index in range(2 * group))
     q, k, v = random_layer(2 * group, 2, 130, 16)
     check(heads, q, k, v, 0.25, backend)
+
+
+def test_attend_reads_tiles_through_descriptors():
+    """The addressing that Hopper uses; the interpreter runs it too."""
+    q, k, v = random_layer(4, 2, 150, 16)
+    plan = plan_of(MIXED, 150)
+    config = AttendConfig(32, 32, 4, 1, use_tma=True)
+    out, lse = attend_triton(q, k, v, scale=0.25, plan=plan, config=config)
+    expected, expected_lse = attend_reference(q, k, v, scale=0.25, mask=masks_of(MIXED, 150))
+    assert_close(out, expected, what="out")
+    assert_close(lse, expected_lse, what="lse")

@@ -20,7 +20,7 @@ from patternsearch.kernels.attend.plan import (
     TilePlan,
 )
 
-__all__ = ["attend_chunked", "query_tile_keys"]
+__all__ = ["attend_chunked", "plan_to_host", "query_tile_keys"]
 
 
 def attend_chunked(
@@ -31,7 +31,7 @@ def attend_chunked(
     lse = torch.empty(q.shape[1:3], dtype=torch.float32, device=q.device)
     group = q.shape[1] // k.shape[1]
     for part in plan.tile_plans:
-        host = _to_host(part)
+        host = plan_to_host(part)
         for row, head in enumerate(part.heads):
             k_head, v_head = k[0, head // group].float(), v[0, head // group].float()
             for u in range(part.tile_count.shape[1]):
@@ -68,7 +68,8 @@ def query_tile_keys(part: TilePlan, row: int, u: int, n: int) -> Tensor:
     return torch.cat([keys, columns])
 
 
-def _to_host(part: TilePlan) -> TilePlan:
+def plan_to_host(part: TilePlan) -> TilePlan:
+    """Copy the lists of one tile size to the CPU."""
     return TilePlan(
         tile=part.tile,
         heads=part.heads,

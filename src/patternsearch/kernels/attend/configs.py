@@ -3,9 +3,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-__all__ = ["AttendConfig", "launch_configs"]
+__all__ = ["AttendConfig", "has_descriptors", "launch_configs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,9 @@ class AttendConfig:
         block_c: gathered columns per step; divides ``COLUMN_PADDING``.
         num_warps: warps per program.
         num_stages: depth of the load pipeline.
-        use_tma: load key tiles through tensor descriptors (Hopper and later).
+        use_tma: load queries and key tiles through tensor descriptors (Hopper and later).
+        max_registers: cap per thread, so that more programs share a multiprocessor; None: the
+            compiler's choice.
     """
 
     block_k: int
@@ -25,15 +28,45 @@ class AttendConfig:
     num_warps: int
     num_stages: int
     use_tma: bool = False
+    max_registers: int | None = None
 
 
-def launch_configs(q: Tensor, k: Tensor, v: Tensor, tile: int) -> list[AttendConfig]:
-    """Return the configurations to try for these inputs, in order."""
+def launch_configs(
+    q: Tensor, k: Tensor, v: Tensor, tile: int, has_columns: bool
+) -> list[AttendConfig]:
+    """Return the configurations to try for these inputs, in order.
+
+    The first that fits the device's shared memory is used.
+    """
     wide = q.shape[-1] > 128
+    warps = 8 if wide and tile == 128 else 4
     if q.element_size() == 4:
-        block = 16 if wide else 32
-        return [AttendConfig(block, block, 8 if tile == 128 else 4, stages) for stages in (2, 1)]
-    warps = 8 if tile == 128 else 4
+        warps = 8 if tile == 128 else 4
+        blocks = (16,) if wide else (32, 16)
+        return [AttendConfig(b, b, warps, stages) for b in blocks for stages in (2, 1)]
+    smaller = [AttendConfig(b, b, warps, s) for b, s in ((64, 2), (32, 2), (32, 1), (16, 1))]
+    if not has_descriptors(q, k, v):
+        return smaller
     if wide:
-        return [AttendConfig(b, b, warps, s) for b, s in ((64, 2), (32, 2), (32, 1), (16, 1))]
-    return [AttendConfig(b, b, warps, s) for b, s in ((64, 2), (32, 2), (32, 1), (16, 1))]
+        best = AttendConfig(64, 64, warps, 2, use_tma=True)
+    elif tile == 128:
+        best = AttendConfig(64, 64, 4, 2, use_tma=True)
+    else:
+        cap = None if has_columns else 128
+        best = AttendConfig(64, 64, 4, 1, use_tma=True, max_registers=cap)
+    return [best, *smaller]
+
+
+def has_descriptors(*tensors: Tensor) -> bool:
+    """Say whether the device and these [1, heads, n, d] tensors can be read by tensor descriptors.
+
+    They need a GPU of compute capability 9 or later, contiguous rows, and 16-byte alignment.
+    """
+    if tensors[0].device.type != "cuda" or torch.cuda.get_device_capability()[0] < 9:
+        return False
+    return all(
+        x.stride(-1) == 1
+        and x.data_ptr() % 16 == 0
+        and all(stride * x.element_size() % 16 == 0 for stride in x.stride()[1:-1])
+        for x in tensors
+    )

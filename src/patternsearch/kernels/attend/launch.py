@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the arguments once, then run the backend that was named."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from patternsearch.errors import EnvironmentLacks, InputError
+from patternsearch.errors import InputError
+from patternsearch.kernels.attend.build import build_plan
 from patternsearch.kernels.attend.plan import AttendPlan
+from patternsearch.patterns.candidates import Candidate
 
-__all__ = ["BACKENDS", "Backend", "attend"]
+__all__ = ["BACKENDS", "Backend", "attend", "sparse_attention"]
 
 Backend = Literal["triton", "torch", "flash4"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -60,6 +63,37 @@ def attend(
 
         return attend_flash4(q, k, v, scale=scale, plan=plan)
     raise InputError(f"unknown attention backend {backend!r}; choose one of {BACKENDS}")
+
+
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    candidates: Sequence[Candidate],
+    backend: Backend = "triton",
+) -> tuple[Tensor, Tensor]:
+    """Build the online index of a layer and attend by it.
+
+    Args:
+        q: [1, Hq, n, d], float16, bfloat16 or float32, any strides; d ≤ 256.
+        k: [1, Hkv, n, d], not repeated.
+        v: like k.
+        scale: positive factor of the logits.
+        candidates: what each query head runs, Hq of them.
+        backend: as for :func:`attend`; the index is built by Triton unless it is ``torch``.
+
+    Returns:
+        out [1, Hq, n, d] in q's dtype and memory order; natural-log LSE float32 [Hq, n].
+
+    Raises:
+        InputError: shapes, dtypes, devices, scale, candidates or backend are not as above.
+        EnvironmentLacks: the backend is not installed or does not fit the device.
+    """
+    index = "torch" if backend == "torch" else "triton"
+    plan = build_plan(q, k, scale=scale, candidates=candidates, backend=index)
+    return attend(q, k, v, scale=scale, plan=plan, backend=backend)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, scale: float, plan: AttendPlan) -> None:

@@ -25,6 +25,7 @@ from patternsearch.kernels.index.select import (
     compact_diagonals,
     loose_columns,
 )
+from patternsearch.kernels.index.upload import upload
 from patternsearch.patterns.geometry import num_tiles, tile_rows
 
 __all__ = [
@@ -182,14 +183,6 @@ class AttendPlan:
             pairs[head] = (rows * full + rows * (rows + 1) // 2).sum(-1)
         total = self.n * (self.n + 1) // 2
         return PlanCounts(tiles, columns, pairs, pairs.double() / total)
-
-
-def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy host numbers to the device without waiting for it."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type != "cuda":
-        return host.to(device)
-    return host.pin_memory().to(device, non_blocking=True)
 
 
 def make_plan(

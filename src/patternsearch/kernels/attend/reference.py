@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = [
     "a_shape_mask",
     "attend_reference",
+    "attend_row_reference",
     "block_sparse_mask",
     "causal_mask",
     "vertical_slash_mask",
@@ -41,6 +42,30 @@ def attend_reference(
     logits = logits.masked_fill(~mask.to(logits.device), float("-inf"))
     lse = logits.logsumexp(-1)
     return ((logits - lse[..., None]).exp() @ v)[None], lse
+
+
+def attend_row_reference(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, keys: Tensor, head: int, row: int
+) -> tuple[Tensor, Tensor]:
+    """Attention of one row over given keys: spot checks where n×n does not fit.
+
+    Args:
+        q: [1, Hq, n, d].
+        k: [1, Hkv, n, d].
+        v: like k.
+        scale: factor of the logits.
+        keys: int64, the keys of the row's query tile; those after the row are left out.
+        head: query head.
+        row: i.
+
+    Returns:
+        float64 out [d] and its LSE.
+    """
+    kv = head // (q.shape[1] // k.shape[1])
+    keys = keys[keys <= row].to(k.device)
+    logits = (k[0, kv, keys].double() @ q[0, head, row].double()) * scale
+    lse = logits.logsumexp(0)
+    return (logits - lse).exp() @ v[0, kv, keys].double(), lse
 
 
 def causal_mask(n: int) -> Tensor:

@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse attention forward in Triton: one launch for all heads that share a tile size.
 
-A program owns one head's query tile. It reads the diagonal tile first (masked), then whole key
-tiles, then gathered columns in chunks; the last two need no causal mask. One running softmax goes
-through all three.
+A program owns one head's query tile. It reads key tiles, the diagonal one first, then gathered
+columns in chunks; only the diagonal tile needs a causal mask. One running softmax goes through
+all of them. On Hopper the tiles come through tensor descriptors and two programs share a
+multiprocessor, so that one's softmax hides behind the other's matrix products.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from patternsearch.errors import EnvironmentLacks
+from patternsearch.kernels._common.checks import (
+    check_attention_inputs,
+    device_guard,
+    padded_head_dim,
+)
 from patternsearch.kernels.attend.configs import AttendConfig, launch_configs
 from patternsearch.kernels.attend.plan import AttendPlan, TilePlan
 
 __all__ = ["attend_triton"]
 
 LOG2_E = 1.4426950408889634
-LN_2 = 0.6931471805599453
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -33,11 +40,13 @@ def _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION: tl.con
 
 
 @triton.jit
-def _load_rows(P, o_key, o_dim, stride_n, stride_d, n, D: tl.constexpr, D_PAD: tl.constexpr,
-               BOUNDED: tl.constexpr):  # fmt: skip
-    p_rows = P + o_key.to(tl.int64)[:, None] * stride_n + o_dim[None, :] * stride_d
+def _load_rows(
+    P, o_row, o_dim, stride_n, stride_d, n,
+    D: tl.constexpr, D_PAD: tl.constexpr, BOUNDED: tl.constexpr,
+):  # fmt: skip
+    p_rows = P + o_row.to(tl.int64)[:, None] * stride_n + o_dim[None, :] * stride_d
     if BOUNDED:
-        return tl.load(p_rows, mask=(o_key < n)[:, None] & (o_dim < D)[None, :], other=0.0)
+        return tl.load(p_rows, mask=(o_row < n)[:, None] & (o_dim < D)[None, :], other=0.0)
     if D < D_PAD:
         return tl.load(p_rows, mask=(o_dim < D)[None, :], other=0.0)
     return tl.load(p_rows)
@@ -52,7 +61,7 @@ def _key_tile(t, i_u, count, window, is_diagonal, uses_list, P_LIST):
 
 @triton.jit
 def attend_fwd_kernel(
-    Q, K, V, K_TMA, V_TMA, OUT, LSE,
+    Q, K, V, Q_TMA, K_TMA, V_TMA, OUT, LSE,
     META, TILE_COUNT, COLUMN_COUNT, LISTS, COLUMNS, ORDER,
     n, num_tiles, group, scale_log2,
     stride_qh, stride_qn, stride_qd, stride_kh, stride_kn, stride_kd,
@@ -79,30 +88,28 @@ def attend_fwd_kernel(
     o_dim = tl.arange(0, D_PAD).to(tl.int64)
     o_row = i_u * TILE + tl.arange(0, TILE)
     o_k = tl.arange(0, BLOCK_K)
-    b_q = _load_rows(Q + i_head * stride_qh, o_row, o_dim, stride_qn, stride_qd, n, D, D_PAD, True)
+    if USE_TMA:
+        b_q = Q_TMA.load([i_head.to(tl.int32), i_u * TILE, 0]).reshape(TILE, D_PAD)
+    else:
+        p_q = Q + i_head * stride_qh
+        b_q = _load_rows(p_q, o_row, o_dim, stride_qn, stride_qd, n, D, D_PAD, True)
 
     b_max = tl.full([TILE], float("-inf"), tl.float32)
     b_sum = tl.zeros([TILE], tl.float32)
     b_acc = tl.zeros([TILE, D_PAD], tl.float32)
 
-    for part in tl.static_range(SPLIT):  # the diagonal tile
-        o_key = i_u * TILE + part * BLOCK_K + o_k
-        b_k = _load_rows(p_k, o_key, o_dim, stride_kn, stride_kd, n, D, D_PAD, True)
-        b_v = _load_rows(p_v, o_key, o_dim, stride_vn, stride_vd, n, D, D_PAD, True)
-        b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_score = tl.where(o_row[:, None] >= o_key[None, :], b_score, float("-inf"))
-        b_acc, b_sum, b_max = _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION)
-
-    for t in tl.range(SPLIT, count * SPLIT, num_stages=STAGES):  # key tiles below the diagonal
+    for t in tl.range(0, count * SPLIT, num_stages=STAGES):  # key tiles, the diagonal one first
         i_v = _key_tile(t // SPLIT, i_u, count, window, is_diagonal, uses_list, p_list)
         first = i_v * TILE + (t % SPLIT) * BLOCK_K
         if USE_TMA:
             b_k = K_TMA.load([i_kv, first, 0]).reshape(BLOCK_K, D_PAD)
             b_v = V_TMA.load([i_kv, first, 0]).reshape(BLOCK_K, D_PAD)
         else:
-            b_k = _load_rows(p_k, first + o_k, o_dim, stride_kn, stride_kd, n, D, D_PAD, False)
-            b_v = _load_rows(p_v, first + o_k, o_dim, stride_vn, stride_vd, n, D, D_PAD, False)
+            b_k = _load_rows(p_k, first + o_k, o_dim, stride_kn, stride_kd, n, D, D_PAD, True)
+            b_v = _load_rows(p_v, first + o_k, o_dim, stride_vn, stride_vd, n, D, D_PAD, True)
         b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+        if t < SPLIT:
+            b_score = tl.where(o_row[:, None] >= (first + o_k)[None, :], b_score, float("-inf"))
         b_acc, b_sum, b_max = _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION)
 
     if HAS_COLUMNS:
@@ -114,7 +121,8 @@ def attend_fwd_kernel(
             b_k = _load_rows(p_k, o_key, o_dim, stride_kn, stride_kd, n, D, D_PAD, False)
             b_v = _load_rows(p_v, o_key, o_dim, stride_vn, stride_vd, n, D, D_PAD, False)
             b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-            b_score = tl.where((c + o_c < num_columns)[None, :], b_score, float("-inf"))
+            if c + BLOCK_C > num_columns:
+                b_score = tl.where((c + o_c < num_columns)[None, :], b_score, float("-inf"))
             b_acc, b_sum, b_max = _accumulate(
                 b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION
             )
@@ -125,22 +133,26 @@ def attend_fwd_kernel(
     p_out += o_dim[None, :] * stride_od
     m_out = m_row[:, None] & (o_dim < D)[None, :]
     tl.store(p_out, b_out.to(OUT.dtype.element_ty), mask=m_out)
-    tl.store(LSE + i_head * n + o_row, (b_max + tl.log2(b_sum)) * 0.6931471805599453, mask=m_row)
+    tl.store(LSE + i_head * n + o_row, (b_max + tl.log2(b_sum)) * LN_2, mask=m_row)
 
 
 def attend_triton(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, plan: AttendPlan,
     config: AttendConfig | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Run the plan; arguments are checked by :func:`patternsearch.kernels.attend.attend`.
+    """Run the plan, which :func:`patternsearch.kernels.attend.attend` has checked against q.
 
     Raises:
-        EnvironmentLacks: no launch configuration fits the device's shared memory.
+        InputError: a shape, dtype or device is not allowed.
+        EnvironmentLacks: there is no CUDA device and Triton does not interpret, or no launch
+            configuration fits the device's shared memory.
     """
+    check_attention_inputs(q, k, v)
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[1:3], dtype=torch.float32, device=q.device)
-    for part in plan.tile_plans:
-        _launch(q, k, v, out, lse, scale, part, config)
+    with device_guard(q):
+        for part in plan.tile_plans:
+            _launch(q, k, v, out, lse, scale, part, config)
     return out, lse
 
 
@@ -148,7 +160,11 @@ def _launch(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, part: TilePlan,
     config: AttendConfig | None,
 ) -> None:  # fmt: skip
-    configs = [config] if config is not None else launch_configs(q, k, v, part.tile)
+    configs = (
+        [config]
+        if config is not None
+        else launch_configs(q, k, v, part.tile, part.columns.numel() > 1)
+    )
     too_large = []
     for choice in configs:
         try:
@@ -168,21 +184,19 @@ def _launch_with(
     config: AttendConfig,
 ) -> None:  # fmt: skip
     _, num_heads, n, head_dim = q.shape
-    padded = max(16, triton.next_power_of_2(head_dim))
-    k_tma, v_tma = k, v
+    padded = padded_head_dim(head_dim)
+    q_tma, k_tma, v_tma = q, k, v
     if config.use_tma:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        block = [1, config.block_k, padded]
-        k_tma = TensorDescriptor.from_tensor(k[0], block)
-        v_tma = TensorDescriptor.from_tensor(v[0], block)
+        q_tma = TensorDescriptor.from_tensor(q[0], [1, part.tile, padded])
+        k_tma = TensorDescriptor.from_tensor(k[0], [1, config.block_k, padded])
+        v_tma = TensorDescriptor.from_tensor(v[0], [1, config.block_k, padded])
     attend_fwd_kernel[(part.order.numel(),)](
-        q, k, v, k_tma, v_tma, out, lse,
+        q, k, v, q_tma, k_tma, v_tma, out, lse,
         part.meta, part.tile_count, part.column_count, part.lists, part.columns, part.order,
         n, part.tile_count.shape[1], num_heads // k.shape[1], scale * LOG2_E,
         *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], *out.stride()[1:],
         D=head_dim, D_PAD=padded, TILE=part.tile, BLOCK_K=config.block_k,
         BLOCK_C=config.block_c, USE_TMA=config.use_tma, HAS_COLUMNS=part.columns.numel() > 1,
         STAGES=config.num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=config.num_warps,
+        num_warps=config.num_warps, maxnreg=config.max_registers,
     )  # fmt: skip

@@ -14,6 +14,7 @@ __all__ = [
     "compact_diagonals",
     "diagonals_of_offsets",
     "loose_columns",
+    "select_top",
     "thresholds",
 ]
 
@@ -31,6 +32,67 @@ def thresholds(scores: Tensor, budgets: Tensor, largest_budget: int) -> Tensor:
     """
     top = scores.topk(largest_budget, dim=-1).values
     return top.gather(-1, budgets[:, None] - 1).squeeze(-1)
+
+
+def select_top(
+    scores: Tensor,
+    cuts: Tensor,
+    budgets: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    out: Tensor | None = None,
+    out_size: int = 0,
+    descending: bool = False,
+    with_mask: bool = False,
+    triton: bool = False,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Take the ``budgets`` highest scores of each row; ties go to the lower index.
+
+    Args:
+        scores: float32 [rows, entries], contiguous.
+        cuts: float32 [rows], the score of the last entry taken (:func:`thresholds`).
+        budgets: int64 [rows].
+        lengths: int32 [rows], how many entries of a row count; all of them by default.
+        starts: int64 [rows], where each row's entries go in the list.
+        out: int32 list to write into.
+        out_size: length of a new list of zeros, if ``out`` is not given; 0 for no list.
+        descending: list entries in descending index order instead of ascending.
+        with_mask: also return which entries were taken.
+        triton: run the kernel instead of PyTorch.
+
+    Returns:
+        The list, min(budget, length) entries a row, or None; uint8 [rows, entries] or None.
+    """
+    rows, entries = scores.shape
+    device = scores.device
+    if lengths is None:
+        lengths = torch.full((rows,), entries, dtype=torch.int32, device=device)
+    if starts is None:
+        starts = torch.zeros((rows,), dtype=torch.int64, device=device)
+    if out is None and out_size:
+        out = torch.zeros(out_size, dtype=torch.int32, device=device)
+    if triton:
+        from patternsearch.kernels.index.select_triton import select_top as on_device
+
+        mask = on_device(
+            scores, cuts, budgets, lengths=lengths, starts=starts, out=out,
+            descending=descending, with_mask=with_mask,
+        )  # fmt: skip
+        return out, mask
+    entry = torch.arange(entries, device=device)
+    inside = entry < lengths[:, None]
+    above = (scores > cuts[:, None]) & inside
+    equal = (scores == cuts[:, None]) & inside
+    limit = torch.minimum(budgets, lengths)[:, None]
+    taken = above | (equal & (equal.cumsum(-1) <= limit - above.sum(-1, keepdim=True)))
+    if out is not None:
+        place = taken.cumsum(-1) - 1
+        if descending:
+            place = limit - 1 - place
+        row, chosen = taken.nonzero(as_tuple=True)
+        out[starts[row] + place[row, chosen]] = chosen.int()
+    return out, taken.to(torch.uint8) if with_mask else None
 
 
 def compact_diagonals(chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,49 +57,34 @@ def select_top_fwd_kernel(
 
 def select_top(
     scores: Tensor,
-    thresholds: Tensor,
+    cuts: Tensor,
     budgets: Tensor,
     *,
-    lengths: Tensor | None = None,
-    starts: Tensor | None = None,
-    out_size: int = 0,
-    descending: bool = False,
-    with_mask: bool = False,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Take the ``budgets`` highest scores of each row; ties go to the lower index.
+    lengths: Tensor,
+    starts: Tensor,
+    out: Tensor | None,
+    descending: bool,
+    with_mask: bool,
+) -> Tensor | None:
+    """Do what :func:`patternsearch.kernels.index.select.select_top` does, by one kernel.
 
-    Args:
-        scores: float32 [rows, entries], contiguous.
-        thresholds: float32 [rows], the score of the last entry taken.
-        budgets: int64 [rows].
-        lengths: int32 [rows], how many entries of a row count; all of them by default.
-        starts: int64 [rows], where each row's entries go in the list.
-        out_size: length of the list; 0 for no list.
-        descending: list entries in descending index order instead of ascending.
-        with_mask: also return which entries were taken.
-
-    Returns:
-        int32 [out_size], min(budget, length) entries a row, or None; uint8 [rows, entries] or
-        None.
+    Writes the list into ``out`` and returns the mask, if they are asked for.
     """
     rows, entries = scores.shape
-    assert scores.is_contiguous() and scores.dtype == torch.float32
-    device = scores.device
-    if lengths is None:
-        lengths = torch.full((rows,), entries, dtype=torch.int32, device=device)
-    if starts is None:
-        starts = torch.zeros((rows,), dtype=torch.int64, device=device)
-    out = torch.zeros(out_size, dtype=torch.int32, device=device) if out_size else None
-    mask = torch.zeros((rows, entries), dtype=torch.uint8, device=device) if with_mask else None
+    assert scores.is_contiguous()
+    assert scores.dtype == torch.float32
+    mask = None
+    if with_mask:
+        mask = torch.zeros((rows, entries), dtype=torch.uint8, device=scores.device)
     block = min(4096, max(128, triton.next_power_of_2(entries)))
     select_top_fwd_kernel[(rows,)](
-        scores, thresholds, budgets, starts, lengths,
+        scores, cuts, budgets, starts, lengths,
         out if out is not None else starts, mask if mask is not None else starts,
         entries,
         DESCENDING=descending, HAS_OUT=out is not None, HAS_MASK=mask is not None,
         BLOCK=block, num_warps=8 if block >= 2048 else 4,
     )  # fmt: skip
-    return out, mask
+    return mask
 
 
 @triton.jit

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels behind ``triton.py``: sampled rows against all keys, pooled queries against keys."""
+
+import triton
+import triton.language as tl
+
+__all__ = [
+    "block_scores_fwd_kernel",
+    "row_lse_fwd_kernel",
+    "row_mass_fwd_kernel",
+    "skewed_sum_fwd_kernel",
+    "tile_mean_fwd_kernel",
+]
+
+LN_2 = tl.constexpr(0.6931471805599453)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _load(P, o_row, m_row, o_dim, stride_n, stride_d, D: tl.constexpr):
+    p_rows = P + o_row.to(tl.int64)[:, None] * stride_n + o_dim[None, :] * stride_d
+    return tl.load(p_rows, mask=m_row[:, None] & (o_dim < D)[None, :], other=0.0)
+
+
+@triton.jit
+def row_lse_fwd_kernel(
+    Q, K, HEADS, POSITIONS,
+    n, group, scale_log2,
+    stride_qh, stride_qn, stride_qd, stride_kh, stride_kn, stride_kd,
+    PARTS,
+    D: tl.constexpr, D_PAD: tl.constexpr, NUM_ROWS: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    i_part = tl.program_id(0)
+    i_g = tl.program_id(1).to(tl.int64)
+    i_head = tl.load(HEADS + i_g).to(tl.int64)
+    p_q = Q + i_head * stride_qh
+    p_k = K + (i_head // group) * stride_kh
+    p_out = PARTS + (i_g * tl.num_programs(0) + i_part) * NUM_ROWS
+    o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    end = tl.minimum((i_part + 1) * KEYS, n)
+    for row in range(0, NUM_ROWS, BLOCK_R):
+        o_r = row + tl.arange(0, BLOCK_R)
+        b_position = tl.load(POSITIONS + o_r)
+        b_q = _load(p_q, b_position, b_position >= 0, o_dim, stride_qn, stride_qd, D)
+        b_max = tl.full([BLOCK_R], float("-inf"), tl.float32)
+        b_sum = tl.zeros([BLOCK_R], tl.float32)
+        for first in range(i_part * KEYS, end, BLOCK_K):
+            o_key = first + tl.arange(0, BLOCK_K)
+            b_k = _load(p_k, o_key, o_key < n, o_dim, stride_kn, stride_kd, D)
+            b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale_log2
+            b_score = tl.where(o_key[None, :] <= b_position[:, None], b_score, float("-inf"))
+            b_new = tl.maximum(b_max, tl.max(b_score, 1))
+            b_base = tl.where(b_new == float("-inf"), 0.0, b_new)  # rows that see no key yet
+            b_p = tl.exp2(b_score - b_base[:, None])
+            b_sum = b_sum * tl.exp2(b_max - b_base) + tl.sum(b_p, 1)
+            b_max = b_new
+        b_lse = (b_max + tl.log2(tl.where(b_sum > 0, b_sum, 1.0))) * LN_2
+        tl.store(p_out + o_r, b_lse)
+
+
+@triton.jit
+def row_mass_fwd_kernel(
+    Q, K, HEADS, POSITIONS,
+    n, group, scale_log2,
+    stride_qh, stride_qn, stride_qd, stride_kh, stride_kn, stride_kd,
+    LSE, WEIGHTS, COLUMN, BY_TILE, num_tiles,
+    TILE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, NUM_ROWS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    TILES: tl.constexpr = BLOCK_K // TILE
+    i_part = tl.program_id(0)
+    i_g = tl.program_id(1).to(tl.int64)
+    i_head = tl.load(HEADS + i_g).to(tl.int64)
+    p_q = Q + i_head * stride_qh
+    p_k = K + (i_head // group) * stride_kh
+    o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    end = tl.minimum((i_part + 1) * KEYS, n)
+    for first in range(i_part * KEYS, end, BLOCK_K):
+        o_key = first + tl.arange(0, BLOCK_K)
+        b_k = _load(p_k, o_key, o_key < n, o_dim, stride_kn, stride_kd, D)
+        b_column = tl.zeros([BLOCK_K], tl.float32)
+        for row in range(0, NUM_ROWS, BLOCK_R):
+            o_r = row + tl.arange(0, BLOCK_R)
+            b_position = tl.load(POSITIONS + o_r)
+            b_weight = tl.load(WEIGHTS + o_r)
+            b_lse = tl.load(LSE + i_g * NUM_ROWS + o_r) * LOG2_E
+            b_q = _load(p_q, b_position, b_position >= 0, o_dim, stride_qn, stride_qd, D)
+            b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale_log2
+            m_pair = o_key[None, :] <= b_position[:, None]
+            b_p = tl.where(m_pair, tl.exp2(b_score - b_lse[:, None]), 0.0)
+            b_column += tl.sum(b_p * b_weight[:, None], 0)
+            if TILES < BLOCK_K:
+                b_tile = tl.sum(tl.reshape(b_p, [BLOCK_R, TILES, TILE]), 2)
+            else:
+                b_tile = b_p
+            o_tile = first // TILE + tl.arange(0, TILES)
+            p_tile = BY_TILE + (i_g * NUM_ROWS + o_r[:, None]) * num_tiles + o_tile[None, :]
+            tl.store(p_tile, b_tile, mask=(o_tile < num_tiles)[None, :])
+        tl.store(COLUMN + i_g * n + o_key, b_column, mask=o_key < n)
+
+
+@triton.jit
+def skewed_sum_fwd_kernel(
+    VALUES, ORIGINS, WEIGHTS, OUT, length,
+    NUM_ROWS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i_g = tl.program_id(1).to(tl.int64)
+    o_d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for row in range(0, NUM_ROWS, BLOCK_R):
+        o_r = row + tl.arange(0, BLOCK_R)
+        o_value = tl.load(ORIGINS + o_r)[:, None] - o_d[None, :]
+        p_value = VALUES + (i_g * NUM_ROWS + o_r[:, None]) * length + o_value
+        b_value = tl.load(p_value, mask=o_value >= 0, other=0.0)
+        b_sum += tl.sum(tl.load(WEIGHTS + o_r)[:, None] * b_value, 0)
+    tl.store(OUT + i_g * length + o_d, b_sum, mask=o_d < length)
+
+
+@triton.jit
+def tile_mean_fwd_kernel(
+    X, HEADS, OUT, n, num_tiles, stride_h, stride_n, stride_d,
+    D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    i_u = tl.program_id(0)
+    i_g = tl.program_id(1).to(tl.int64)
+    i_head = tl.load(HEADS + i_g).to(tl.int64)
+    o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    o_row = i_u * TILE + tl.arange(0, TILE)
+    b_x = _load(X + i_head * stride_h, o_row, o_row < n, o_dim, stride_n, stride_d, D)
+    b_mean = tl.sum(b_x.to(tl.float32), 0) / tl.minimum(TILE, n - i_u * TILE)
+    tl.store(OUT + (i_g * num_tiles + i_u) * D + o_dim, b_mean, mask=o_dim < D)
+
+
+@triton.jit
+def block_scores_fwd_kernel(
+    MEANS, K, HEADS, SCORES,
+    n, num_tiles, first_u, num_u, group, scale_log2, stride_kh, stride_kn, stride_kd,
+    D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK_U: tl.constexpr,
+    TILES_PER_PROGRAM: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    i_row = tl.program_id(0) * BLOCK_U
+    i_g = tl.program_id(2).to(tl.int64)
+    i_head = tl.load(HEADS + i_g).to(tl.int64)
+    p_k = K + (i_head // group) * stride_kh
+    o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    o_row = i_row + tl.arange(0, BLOCK_U)
+    o_u = first_u + o_row
+    m_row = o_row < num_u
+    p_q = MEANS + i_g * num_tiles * D
+    b_q = _load(p_q, o_u, m_row, o_dim, D, 1, D) * scale_log2  # [U, D] float32
+    if not IEEE:
+        b_high = b_q.to(K.dtype.element_ty)
+        b_low = (b_q - b_high.to(tl.float32)).to(K.dtype.element_ty)  # the bits that did not fit
+    last_u = first_u + tl.minimum(i_row + BLOCK_U, num_u) - 1
+    begin = tl.program_id(1) * TILES_PER_PROGRAM
+    for v in range(begin, tl.minimum(begin + TILES_PER_PROGRAM, last_u + 1)):
+        o_key = v * TILE + tl.arange(0, TILE)
+        b_k = _load(p_k, o_key, o_key < n, o_dim, stride_kn, stride_kd, D)
+        if IEEE:
+            b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+        else:
+            b_score = tl.dot(b_high, tl.trans(b_k))
+            b_score = tl.dot(b_low, tl.trans(b_k), b_score)
+        b_score = tl.where((o_key < n)[None, :], b_score, float("-inf"))
+        b_max = tl.max(b_score, 1)
+        b_lse = (b_max + tl.log2(tl.sum(tl.exp2(b_score - b_max[:, None]), 1))) * LN_2
+        p_out = SCORES + (i_g * num_u + o_row) * num_tiles + v
+        tl.store(p_out, b_lse, mask=m_row & (v <= o_u))
