@@ -1,5 +1,6 @@
 """The run loop: resume, refusals, and files that do not depend on how the run went."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -66,11 +67,14 @@ def test_run_leaves_the_contract(undisturbed):
 def test_config_names_the_model_and_the_samples(undisturbed):
     config = load_config(undisturbed)
     samples = pd.read_parquet(scores_folder_of(undisturbed).samples)
-    assert config.calibration is not None and config.selection is not None
+    assert config.calibration is not None
+    assert config.selection is not None
     assert [record.sample_id for record in config.calibration.samples] == list(samples["sample_id"])
-    assert config.model.weights_sha256 and len(config.model.attention_sha256) == NUM_LAYERS
+    assert config.model.weights_sha256
+    assert len(config.model.attention_sha256) == NUM_LAYERS
     assert not config.selection.measured
-    assert config.fingerprints is not None and len(config.fingerprints.values) == NUM_LAYERS
+    assert config.fingerprints is not None
+    assert len(config.fingerprints.values) == NUM_LAYERS
 
 
 def test_two_runs_write_the_same_bytes(model, undisturbed, tmp_path):
@@ -83,10 +87,8 @@ def test_two_runs_write_the_same_bytes(model, undisturbed, tmp_path):
 def test_resumed_run_equals_uninterrupted(model, undisturbed, tmp_path_factory, layers):
     output = tmp_path_factory.mktemp("resumed") / "c.yaml"
     for stop in layers:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             run_tiny(model, output, progress=InterruptAfter(stop))
-        except KeyboardInterrupt:
-            pass
     run_tiny(model, output)
     assert snapshot(output) == snapshot(undisturbed)
 
@@ -217,7 +219,8 @@ def test_length_beyond_positions_is_refused_unless_allowed(tmp_path):
     with pytest.raises(InputError, match="256 is beyond the 200 positions"):
         run_tiny(short, tmp_path / "c.yaml")
     outcome = run_tiny(short, tmp_path / "d.yaml", samples=1, allow_extrapolation=True)
-    assert outcome.config.calibration is not None and outcome.config.calibration.extrapolated
+    assert outcome.config.calibration is not None
+    assert outcome.config.calibration.extrapolated
 
 
 def test_length_below_the_grid_is_refused(model, tmp_path):
@@ -283,7 +286,7 @@ def test_full_disk_keeps_what_was_finished(model, undisturbed, tmp_path, monkeyp
         real(descriptor)
 
     monkeypatch.setattr(files.os, "fsync", failing)
-    with pytest.raises((InputError, EnvironmentLacks), match="(?i)space"):
+    with pytest.raises((InputError, EnvironmentLacks), match=r"(?i)space"):
         run_tiny(model, output)
     monkeypatch.undo()
     run_tiny(model, output)
