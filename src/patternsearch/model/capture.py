@@ -182,7 +182,7 @@ def _capture_attention(
         unsupported,
     )
     out = _current.get().attend(module, query, key, value, options)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _no_mask(*arguments: Any, **keywords: Any) -> None:

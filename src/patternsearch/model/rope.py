@@ -35,6 +35,8 @@ def rope_of(model: Any) -> dict[str, Rope]:
         return {}
     rotary = type(live)(config=live.config)
     wanted = sorted({name for name in layer_types(model.config) if name != "linear"})
+    if isinstance(rotary.rope_type, dict):  # a type that is not in it has no rotary embedding
+        wanted = [name for name in wanted if _LIBRARY_NAMES[name] in rotary.rope_type]
     return {name: _rope(rotary, name) for name in wanted}
 
 

@@ -54,19 +54,20 @@ def check_supported(hf_config: Any) -> None:
             "wraps a text model with other modalities",
             "save the text model as a checkpoint of its own",
         )
-    if getattr(hf_config, "kv_lora_rank", None):
+    if _field(hf_config, "kv_lora_rank"):
         _refuse(
             kind,
             "uses multi-head latent attention (kv_lora_rank), without keys of its own per head",
             "no pattern of ours applies to it",
         )
-    if any(getattr(hf_config, field, None) for field in _INDEXER_FIELDS):
+    if any(_field(hf_config, field) for field in _INDEXER_FIELDS):
         _refuse(kind, "already selects keys with an indexer", "it needs no pattern search")
     for field in _SOFTCAP_FIELDS:
-        if getattr(hf_config, field, None) is not None:
+        cap = _field(hf_config, field)
+        if cap is not None:
             _refuse(
                 kind,
-                f"caps attention logits ({field}={getattr(hf_config, field)})",
+                f"caps attention logits ({field}={cap})",
                 "scores without the cap would be another model's",
             )
     if kind in _SINK_TYPES:
@@ -93,7 +94,7 @@ def check_supported_modules(model: Any) -> None:
     """
     config = model.config
     kind = str(config.model_type)
-    if not model._supports_attention_backend:
+    if not _uses_registry(type(model)):
         _refuse_registry(kind)
     modules = attention_modules(model)
     for module in modules.values():
@@ -201,8 +202,28 @@ def _check_class(hf_config: Any, kind: str) -> None:
         hf_config, "is_decoder", False
     ):
         _refuse_both_directions(kind)
-    if not model_class._supports_attention_backend:
+    if not _uses_registry(model_class):
         _refuse_registry(kind)
+
+
+def _uses_registry(model_class: Any) -> bool:
+    """Ask the library; should it be wrong, the capture notices that a layer was not seen."""
+    if model_class._supports_attention_backend:
+        return True
+    can_set = getattr(model_class, "_can_set_attn_implementation", None)
+    return bool(can_set()) if can_set is not None else False
+
+
+def _field(hf_config: Any, name: str) -> Any:
+    """Return a field's value or None; some configurations refuse to name one for all layers."""
+    try:
+        return getattr(hf_config, name, None)
+    except Exception:  # the library's own kinds differ by version
+        _refuse(
+            str(hf_config.model_type),
+            f"has a {name} that differs between layers",
+            "one value must hold for all of them",
+        )
 
 
 def _refuse_both_directions(kind: str) -> NoReturn:
