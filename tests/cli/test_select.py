@@ -99,6 +99,15 @@ def test_select_refuses(scores, tmp_path, arguments, error, message):
     assert not output.exists()
 
 
+def test_select_warns_when_the_kernels_have_changed(scores, tmp_path):
+    table = tmp_path / "old.json"
+    dump_timings(timing_table(kernel_sha256="0" * 64), table)
+    result = run(scores, "-o", tmp_path / "x.yaml", "--timings", table, "--serve-dtype",
+                 "bfloat16")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "measured with other kernels" in result.stderr
+
+
 def test_select_refuses_times_of_another_dtype(scores, table, tmp_path):
     result = run(scores, "-o", tmp_path / "x.yaml", "--timings", table)
     assert isinstance(result.exception, TimingError)

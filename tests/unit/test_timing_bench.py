@@ -236,3 +236,20 @@ def test_inputs_are_reproducible_and_of_the_asked_shape():
         assert x.shape == (1, heads, 100, 32)
         assert torch.equal(x, y)
     assert torch.equal(a[1][0], a[len(a.sets) + 1][0])
+
+
+@pytest.mark.gpu
+def test_bench_on_the_gpu_predicts_what_it_did_not_see(tmp_path):
+    plan = Plan(
+        lengths=(2048, 4096, 8192), held_out_lengths=(6144,), head_dims=(64,), is_quick=True
+    )
+    table = run_bench(plan)
+    path = tmp_path / "gpu.json"
+    dump_timings(table, path)
+    assert load_timings(path).device == torch.cuda.get_device_name()
+    assert {row.backend for row in table.rows} >= {"sdpa_flash", "triton"}
+    assert {setting.tile for setting in table.settings if setting.is_used} == {64, 128}
+    everything = table.errors[-1]
+    assert everything.op == "all"
+    assert everything.median <= 0.10
+    assert everything.worst <= 0.25

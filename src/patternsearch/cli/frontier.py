@@ -72,7 +72,7 @@ def frontier(
         max_density=max_density,
         dense_layers=parse_layers(dense_layers),
     )
-    cost = time_model_for(timings, record.model, serve_dtype)
+    cost = time_model_for(timings, record.model, serve_dtype, out)
     found = sweep(folder, options, cost, _parse_targets(targets) or DEFAULT_TARGETS)
     out.show(*_tables(found))
     out.data(found.as_document())

@@ -96,7 +96,7 @@ def select(
         dense_layers=parse_layers(dense_layers),
         tp_size=tp_size,
     )
-    cost = time_model_for(timings, record.model, serve_dtype)
+    cost = time_model_for(timings, record.model, serve_dtype, out)
     result = select_config(folder, options, cost, record)
     dump_config(result.config, output)
     out.show(kinds_by_layer(result.config), *_lines(result.selected), f"config    {output}")

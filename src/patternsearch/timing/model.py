@@ -67,6 +67,11 @@ class TimeModel:
         dtype: torch name.
         head_dim: d.
 
+    Attributes:
+        device: the measured GPU.
+        sha256: digest of the table.
+        is_of_these_kernels: the table was measured with the kernels of this installation.
+
     Raises:
         TimingError: the table has no rows for this dtype and head_dim.
     """
@@ -84,11 +89,12 @@ class TimeModel:
             had = sorted({f"{row.dtype} head_dim {row.head_dim}" for row in table.rows})
             raise TimingError(
                 f"the timing table of {table.device} has no {dtype} head_dim {head_dim} times "
-                f"(it has {', '.join(had)}): measure them with `patternsearch bench "
-                f"--head-dims {head_dim}`"
+                f"(it has {', '.join(had)}): measure them with `patternsearch bench --dtype {dtype} "
+                f"--head-dims {head_dim}`, or say with --serve-dtype what will serve"
             )
         self.device: str | None = table.device
         self.sha256: str | None = table.sha256
+        self.is_of_these_kernels = table.is_of_these_kernels
         self._shape = f"{dtype} head_dim {head_dim}"
         self._curves = _fit(rows)
 
