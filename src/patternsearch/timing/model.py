@@ -89,8 +89,8 @@ class TimeModel:
             had = sorted({f"{row.dtype} head_dim {row.head_dim}" for row in table.rows})
             raise TimingError(
                 f"the timing table of {table.device} has no {dtype} head_dim {head_dim} times "
-                f"(it has {', '.join(had)}): measure them with `patternsearch bench --dtype {dtype} "
-                f"--head-dims {head_dim}`, or say with --serve-dtype what will serve"
+                f"(it has {', '.join(had)}): measure them with `patternsearch bench --dtype "
+                f"{dtype} --head-dims {head_dim}`, or say with --serve-dtype what will serve"
             )
         self.device: str | None = table.device
         self.sha256: str | None = table.sha256
