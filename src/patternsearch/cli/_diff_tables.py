@@ -16,7 +16,7 @@ __all__ = ["diff_tables"]
 
 _WIDTH = 100
 _MAX_HEADS = 20
-_MAX_LAYERS = 40
+_MAX_LAYERS = 20
 
 
 def diff_tables(diff: Diff) -> Iterator[Any]:
