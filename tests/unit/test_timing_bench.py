@@ -15,6 +15,7 @@ from patternsearch.patterns.candidates import (
     VerticalSlashSpread,
 )
 from patternsearch.patterns.geometry import a_shape_counts, block_sparse_counts
+from patternsearch.timing import workload
 from patternsearch.timing.bench import Session, run_bench
 from patternsearch.timing.cases import FULL, QUICK, Plan, between, cases
 from patternsearch.timing.clocks import Timing, WallClock
@@ -185,6 +186,26 @@ def test_backend_that_cannot_run_is_left_out_with_its_reason():
     table = session.table()
     assert {row.backend for row in table.rows} == {"sdpa_math", "torch"}
     assert notes == ["flash4 is left out at head_dim 32: not installed"]
+
+
+def test_dense_backend_that_fails_gives_way_to_its_other_form(monkeypatch):
+    def fails(q, k, v, scale):
+        raise RuntimeError("No available kernel.\nMore words.")
+
+    plain = dense_backends(CPU)[0]
+    repeated = workload._repeated(None)
+    broken = DenseBackend("broken", fails, DenseBackend("broken_repeated_kv", repeated))
+    monkeypatch.setattr("patternsearch.timing.bench.dense_backends", lambda device: [broken, plain])
+    notes = []
+    session = Session(
+        plan=TINY, device=CPU, clock=WallClock(), kernels=ProjectKernels("torch"),
+        note=notes.append,
+    )  # fmt: skip
+    names = [backend.name for backend in session._running_backends(32)]
+    assert names == ["broken_repeated_kv", "sdpa_math"]
+    assert notes == ["broken does not run at head_dim 32: No available kernel."]
+    q, k, v = make_inputs(100, 32, 4, 2, torch.float32, CPU)[0]
+    torch.testing.assert_close(repeated(q, k, v, 0.2), plain.run(q, k, v, 0.2))
 
 
 # --- what is measured ------------------------------------------------------------------------

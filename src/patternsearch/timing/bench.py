@@ -71,7 +71,7 @@ def run_bench(
         device=torch.device("cuda", torch.cuda.current_device()),
         clock=CudaClock(),
         kernels=ProjectKernels(),
-        others=(ProjectKernels("flash4"),),
+        others=(ProjectKernels("flash4"),) if package_version("flash-attn-4") else (),
         progress=progress or Silent(),
         note=note or (lambda _: None),
     )
@@ -165,12 +165,16 @@ class Session:
 
     def _running_backends(self, head_dim: int) -> Iterator[DenseBackend]:
         q, k, v = make_inputs(256, head_dim, 4, 2, self._dtype, self.device)[0]
-        for backend in dense_backends(self.device):
+        waiting = dense_backends(self.device)
+        while waiting:
+            backend = waiting.pop(0)
             try:
                 backend.run(q, k, v, head_dim**-0.5)
             except (RuntimeError, AssertionError, NotImplementedError) as error:
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason"
                 self.note(f"{backend.name} does not run at head_dim {head_dim}: {reason}")
+                if backend.otherwise is not None:
+                    waiting.insert(0, backend.otherwise)
             else:
                 yield backend
 

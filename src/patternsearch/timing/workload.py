@@ -115,10 +115,17 @@ def _cache_bytes(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DenseBackend:
-    """A dense causal attention under its name in the table."""
+    """A dense causal attention.
+
+    Attributes:
+        name: in the table.
+        run: takes q, k, v and the scale.
+        otherwise: what to try where this one does not run.
+    """
 
     name: str
     run: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    otherwise: "DenseBackend | None" = None
 
 
 def dense_backends(device: torch.device) -> list[DenseBackend]:
@@ -128,8 +135,11 @@ def dense_backends(device: torch.device) -> list[DenseBackend]:
     from torch.nn.attention import SDPBackend
 
     found = [
-        DenseBackend("sdpa_cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION)),
-        DenseBackend("sdpa_flash", _sdpa(SDPBackend.FLASH_ATTENTION)),
+        DenseBackend(name, _sdpa(kernel), DenseBackend(f"{name}_repeated_kv", _repeated(kernel)))
+        for name, kernel in (
+            ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
+            ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
+        )
     ]
     flash4 = _flash4()
     return [*found, DenseBackend("flash4", flash4)] if flash4 is not None else found
@@ -141,6 +151,17 @@ def _sdpa(backend: Any) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
             )
+
+    return run
+
+
+def _repeated(backend: Any) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
+    """Return the same with k and v repeated in memory, for a torch whose kernel cannot group."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        repeated = (x.repeat_interleave(group, 1) for x in (k, v))
+        return _sdpa(backend)(q, *repeated, scale)
 
     return run
 
