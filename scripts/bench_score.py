@@ -152,14 +152,13 @@ def check_small(launches, head_dim, device="cuda"):
 
 
 LAUNCHES = [
-    ScoreLaunch(256, 8, 3, 128),
-    ScoreLaunch(256, 8, 2, 128),
-    ScoreLaunch(256, 8, 3, None),
-    ScoreLaunch(128, 4, 3, 168),
-    ScoreLaunch(128, 4, 2, 168),
-    ScoreLaunch(128, 4, 2, 128),
-    ScoreLaunch(128, 8, 3, 128),
-    ScoreLaunch(64, 4, 3, 128),
+    ScoreLaunch(128, 128, 4, 2),
+    ScoreLaunch(128, 128, 4, 3),
+    ScoreLaunch(256, 64, 8, 3, 128),
+    ScoreLaunch(256, 64, 8, 2, 128),
+    ScoreLaunch(256, 128, 8, 2),
+    ScoreLaunch(128, 64, 4, 2, 168),
+    ScoreLaunch(128, 64, 4, 3, 168),
 ]
 
 

@@ -17,7 +17,7 @@ DEVICES = [
     ),
     pytest.param("cuda", marks=pytest.mark.gpu, id="cuda"),
 ]
-SMALL = (ScoreLaunch(128, 4, 2),)
+SMALL = (ScoreLaunch(128, 128, 4, 2),)
 """One launch shape for the interpreter; on CUDA the defaults run."""
 
 
@@ -58,10 +58,10 @@ def make_tables(n, heads, *, device="cpu", seed=0, fill=None, kinds=None):
     return tables
 
 
-def check(q, k, lse, tables, **options):
+def check(q, k, lse, tables, launches=None, **options):
     """Compare everything with the reference computed in float64 on the same (rounded) inputs."""
     scale = q.shape[3] ** -0.5
-    launches = None if q.is_cuda else SMALL
+    launches = launches or (None if q.is_cuda else SMALL)
     got = score_masses(q, k, scale=scale, lse=lse, tables=tables, launches=launches, **options)
     want = score_masses_reference(q, k, scale=scale, tables=tables, dtype=torch.float64, **options)
     # Products of half inputs are exact in float32, so all that is left is the order of sums.
@@ -97,3 +97,19 @@ def test_score_masses_matches_reference_at_every_length(n, device):
 def test_score_masses_maps_heads_and_pads_dimensions(heads, kv_heads, dim, device):
     q, k, lse = make_inputs(150, heads=heads, kv_heads=kv_heads, dim=dim, device=device)
     check(q, k, lse, make_tables(150, heads, device=device), column_sums=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "launch",
+    [ScoreLaunch(64, 64, 4, 2), ScoreLaunch(128, 64, 4, 2), ScoreLaunch(256, 128, 8, 1)],
+    ids=lambda launch: f"{launch.block_keys}x{launch.block_queries}",
+)
+def test_score_masses_is_the_same_in_every_launch_shape(launch, device):
+    n = 700
+    q, k, lse = make_inputs(n, heads=1, device=device, dtype=torch.float16)
+    tables = make_tables(n, 1, device=device, kinds=[("tile", 64, 2), ("tile", 128, 3)])
+    for table in tables:  # mostly the last bucket, as in a real grid
+        table.bucket[:, 1::3] = table.num_buckets
+        table.bucket[:, 2::3] = table.num_buckets
+    check(q, k, lse, tables, launches=[launch])

@@ -139,15 +139,18 @@ def _run_pass(
     slots = [*reductions, *[_Reduction.none(op)] * (_TABLES_PER_PASS - len(reductions))]
     table_args = [arg for r in slots for arg in (r.bucket, r.mass, r.num_buckets)]
     strides = (*op.strides, segment_mass.stride(0), *(r.bucket.stride(0) for r in slots))
+    has_tile = any(r.kind == triton_kernels.KIND_TILE for r in reductions)
     constants = dict(op.constants, HAS_SEGMENTS=has_segments)
     for index, reduction in enumerate(slots):
         constants |= {f"KIND_{index}": reduction.kind, f"TILE_{index}": reduction.tile}
 
     def start(launch: ScoreLaunch) -> None:
+        plain = _plain_diagonals(op, reductions, launch.block_keys) if has_tile else op.lse2
         grid = (-(-op.n // launch.block_keys), op.num_heads, NUM_REGIONS)
         triton_kernels.score_fwd_kernel[grid](
-            op.q, op.k, op.lse2, segment_mass, *table_args, *strides,
+            op.q, op.k, op.lse2, segment_mass, plain, *table_args, *strides,
             op.n, op.group, op.scale_log2, **constants, BLOCK_K=launch.block_keys,
+            NUM_HALVES=launch.block_queries // 64, HAS_TILE=has_tile,
             num_warps=launch.num_warps, num_stages=launch.num_stages,
             maxnreg=launch.max_registers,
         )  # fmt: skip
@@ -159,6 +162,27 @@ def _run_pass(
             op.n, op.group, op.scale_log2, len(op.straddles), **constants,
             num_warps=4, num_stages=1,
         )  # fmt: skip
+
+
+def _plain_diagonals(
+    op: ScoreOperands, reductions: Sequence[_Reduction], block_keys: int
+) -> Tensor:
+    """Return where every tile table is in its last bucket for a whole block of keys.
+
+    uint8 [Hq, tiles]: at x = u − v, v the first of the block's key tiles of 64, 1 if each tile
+    diagonal x, x − 1, … of the block's key tiles is in the last bucket of each tile table.
+    """
+    tiles = num_tiles(op.n, 64)
+    plain = torch.ones(op.num_heads, tiles, dtype=torch.bool, device=op.q.device)
+    for r in reductions:
+        if r.kind == triton_kernels.KIND_TILE:
+            is_last = (r.bucket == r.num_buckets).repeat_interleave(r.tile // 64, dim=1)
+            # A block that starts at a multiple of T has u // T − v // T = x // T − key tile.
+            for away in range(0, max(block_keys, r.tile) // 64, r.tile // 64):
+                plain[:, away:] &= is_last[:, : tiles - away]
+            if block_keys < r.tile:  # and one that starts at T/2 the tile diagonal after it
+                plain[:, :-1] &= is_last[:, 1:tiles]
+    return plain.to(torch.uint8)
 
 
 def _zeros(like: Tensor, *shape: int) -> Tensor:

@@ -55,7 +55,7 @@ def slash_masses_fwd_kernel(
         m_p = (o_key[:, None] <= o_q[None, :]) & ((o_q >= row_first) & (o_q < row_end))[None, :]
         b_p = probabilities_fwd(
             b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-            HEAD_DIM, BLOCK_D, True, PRECISION,
+            HEAD_DIM, BLOCK_D, 64, True, PRECISION,
         )  # fmt: skip
         b_p = tl.where(m_p, b_p, 0.0)
         p_mass = mass + (i_h * num_buckets * 4 + i_r) * n_long + o_key
@@ -93,14 +93,15 @@ def offset_sums_fwd_kernel(
     p_lse = lse2 + i_h * stride_lse_h
     p_k = k + (i_h // group) * stride_k_h
     b_sum = tl.zeros([64, 64], tl.float32)  # [keys, queries]
-    for i_u in range(i_d, (n + 63) // 64):
+    for i_v in range((n + 63) // 64 - i_d):
+        i_u = i_d + i_v
         o_key = (i_u - i_d) * 64 + o_row
         m_k = (o_key < n)[:, None] & m_d
         p_key = p_k + o_key.to(tl.int64)[:, None] * stride_k_n
         b_k = tl.load(p_key + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)  # [64, BLOCK_D]
         b_sum += probabilities_fwd(
             b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-            HEAD_DIM, BLOCK_D, True, PRECISION,
+            HEAD_DIM, BLOCK_D, 64, True, PRECISION,
         )  # fmt: skip
     p_scratch = scratch + i_h * stride_scratch_h + tl.program_id(0).to(tl.int64) * (64 * 127)
     tl.store(p_scratch + o_row[None, :] * 128 + 63 - o_row[:, None], b_sum)
@@ -161,7 +162,7 @@ def a_shape_logical_fwd_kernel(
                 b_k = tl.load(p_key + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)
                 b_p = probabilities_fwd(
                     b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-                    HEAD_DIM, BLOCK_D, True, PRECISION,
+                    HEAD_DIM, BLOCK_D, 64, True, PRECISION,
                 )  # fmt: skip
                 m_set = (o_key < sink)[:, None] | ((o_q[None, :] - o_key[:, None]) < window)
                 total += tl.sum(tl.sum(tl.where(m_set, b_p, 0.0), axis=1), axis=0)

@@ -62,37 +62,55 @@ def _add_to_buckets(
 
 @triton.jit
 def _store_rest(
-    b_rest, p_mass, num_buckets, stride_b, o_key, m_key, KIND: tl.constexpr
+    b_rest, b_plain, p_mass, num_buckets, stride_b, o_key, m_key, KIND: tl.constexpr
 ):  # fmt: skip
+    if KIND == 0:
+        b_rest += b_plain
     if KIND >= 0:
         tl.store(p_mass + (num_buckets - 1) * stride_b + o_key, b_rest, mask=m_key)
 
 
 @triton.jit
+def _store_segment(b_column, p_segment, i_segment, i_v, num_tiles, BLOCK_K: tl.constexpr):
+    o_v = i_v + tl.arange(0, BLOCK_K // 64)
+    b_tile = tl.sum(tl.reshape(b_column, [BLOCK_K // 64, 64]), axis=1)
+    p_row = p_segment + i_segment.to(tl.int64) * num_tiles
+    tl.store(p_row + o_v, b_tile, mask=o_v < num_tiles)
+
+
+@triton.jit
 def probabilities_fwd(
     b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
+    MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return P of a block of keys and query tile i_u as fp32 [keys, 64]."""
-    o_q = i_u * 64 + tl.arange(0, 64)
+    """Return P of a block of keys and the BLOCK_Q queries from tile i_u on, fp32 [keys, BLOCK_Q].
+
+    With MASK, pairs above the diagonal are 0 and the rows may end before the tile; without it,
+    all rows must be real and below the keys.
+    """
+    o_row = tl.arange(0, BLOCK_Q)
     o_d = tl.arange(0, BLOCK_D)
-    # Rows past the end repeat the last one; their lse2 is +inf, so their p is 0.
-    p_row = p_q + tl.minimum(o_q, n - 1).to(tl.int64)[:, None] * stride_q_n
-    if HEAD_DIM == BLOCK_D:
-        b_q = tl.load(p_row + o_d[None, :] * stride_q_d)  # [64, BLOCK_D]
+    p_tile = p_q + i_u.to(tl.int64) * 64 * stride_q_n
+    p_tile = p_tile + (o_row[:, None] * stride_q_n + o_d[None, :] * stride_q_d)
+    if MASK:
+        m_q = (i_u * 64 + o_row < n)[:, None] & (o_d < HEAD_DIM)[None, :]
+        b_q = tl.load(p_tile, mask=m_q, other=0.0)  # [BLOCK_Q, BLOCK_D]
+    elif HEAD_DIM == BLOCK_D:
+        b_q = tl.load(p_tile)
     else:
-        b_q = tl.load(p_row + o_d[None, :] * stride_q_d, mask=(o_d < HEAD_DIM)[None, :], other=0.0)
-    b_lse = tl.load(p_lse + o_q)
+        b_q = tl.load(p_tile, mask=(o_d < HEAD_DIM)[None, :], other=0.0)
+    b_lse = tl.load(p_lse + i_u * 64 + o_row)
     b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
     b_s = b_s * scale_log2 - b_lse[None, :]
     if MASK:
-        b_s = tl.where(o_key[:, None] <= o_q[None, :], b_s, float("-inf"))
+        b_s = tl.where(o_key[:, None] <= (i_u * 64 + o_row)[None, :], b_s, float("-inf"))
     return tl.exp2(b_s)
 
 
 @triton.jit(do_not_specialize=["n", "num_buckets_0", "num_buckets_1", "num_buckets_2"])
 def score_fwd_kernel(
-    q, k, lse2, segment_mass,
+    q, k, lse2, segment_mass, plain,
     bucket_0, mass_0, num_buckets_0,
     bucket_1, mass_1, num_buckets_1,
     bucket_2, mass_2, num_buckets_2,
@@ -100,16 +118,18 @@ def score_fwd_kernel(
     stride_lse_h, stride_segment_h, stride_bucket_0, stride_bucket_1, stride_bucket_2,
     n, group, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    NUM_HALVES: tl.constexpr, HAS_TILE: tl.constexpr,
     HAS_SEGMENTS: tl.constexpr,
     KIND_0: tl.constexpr, TILE_0: tl.constexpr,
     KIND_1: tl.constexpr, TILE_1: tl.constexpr,
     KIND_2: tl.constexpr, TILE_2: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Reduce one block of keys against the query tiles that lie wholly in one region.
+    """Reduce one block of keys against the whole query tiles of one region, 64 queries each.
 
-    Grid: (key blocks, Hq, 4). Tiles of 64 queries that straddle regions are left to
-    :func:`score_straddle_fwd_kernel`.
+    Grid: (key blocks, Hq, 4). Tiles that straddle regions and a partial last one are left to
+    :func:`score_straddle_fwd_kernel`. ``plain`` is uint8 [Hq, tiles]: at u − v, v the block's
+    first key tile, 1 if all its pairs with query tile u are in the last bucket of every tile table.
     """
     i_block = tl.program_id(0)
     i_h = tl.program_id(1).to(tl.int64)
@@ -117,8 +137,6 @@ def score_fwd_kernel(
     num_tiles = (n + 63) // 64
     i_u_low = ((i_r * n + 3) // 4 + 63) // 64
     i_u_high = ((i_r + 1) * n + 3) // 4 // 64
-    if i_r == 3:
-        i_u_high = num_tiles
     i_v = i_block * (BLOCK_K // 64)
     i_u_start = tl.maximum(i_u_low, i_v)
     if i_u_start >= i_u_high:
@@ -152,40 +170,94 @@ def score_fwd_kernel(
     b_rest_0 = tl.zeros([BLOCK_K], tl.float32)
     b_rest_1 = tl.zeros([BLOCK_K], tl.float32)
     b_rest_2 = tl.zeros([BLOCK_K], tl.float32)
-    o_v = i_v + tl.arange(0, BLOCK_K // 64)
+    b_plain = tl.zeros([BLOCK_K], tl.float32)
+    p_plain = plain + i_h * num_tiles
 
-    for i_part in tl.static_range(2):  # the tiles on the diagonal, then those below
-        if i_part == 0:
-            i_u_from = i_u_start
-            i_u_to = i_u_full
-        else:
-            i_u_from = i_u_full
-            i_u_to = i_u_high
-        for i_u in range(i_u_from, i_u_to):
-            b_p = probabilities_fwd(
-                b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-                HEAD_DIM, BLOCK_D, i_part == 0, PRECISION,
-            )  # fmt: skip
-            b_column = tl.sum(b_p, axis=1)  # [BLOCK_K]
+    # Query tiles on the diagonal of the block, and the odd one that BLOCK_Q leaves over.
+    num_cut = i_u_full - i_u_start
+    num_odd = (i_u_high - i_u_full) % NUM_HALVES
+    for i_cut in range(num_cut + num_odd):
+        i_u = tl.where(i_cut < num_cut, i_u_start + i_cut, i_u_high - 1)
+        b_p = probabilities_fwd(
+            b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
+            HEAD_DIM, BLOCK_D, 64, True, PRECISION,
+        )  # fmt: skip
+        b_column = tl.sum(b_p, axis=1)  # [BLOCK_K]
+        if HAS_SEGMENTS:
+            _store_segment(b_column, p_segment, i_u + num_extra, i_v, num_tiles, BLOCK_K)
+        b_rest_0 = _add_to_buckets(
+            b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b, i_u,
+            o_key, m_key, KIND_0, TILE_0, True,
+        )  # fmt: skip
+        b_rest_1 = _add_to_buckets(
+            b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b, i_u,
+            o_key, m_key, KIND_1, TILE_1, True,
+        )  # fmt: skip
+        b_rest_2 = _add_to_buckets(
+            b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b, i_u,
+            o_key, m_key, KIND_2, TILE_2, True,
+        )  # fmt: skip
+    # All others: no mask, and mostly outside every budget of the tile tables.
+    for i_step in range(0, (i_u_high - i_u_full) // NUM_HALVES):
+        i_pair = i_u_full + i_step * NUM_HALVES
+        b_p = probabilities_fwd(
+            b_k, p_q, p_lse, i_pair, o_key, stride_q_n, stride_q_d, n, scale_log2,
+            HEAD_DIM, BLOCK_D, 64 * NUM_HALVES, False, PRECISION,
+        )  # fmt: skip
+        if NUM_HALVES == 1:
+            b_first = tl.sum(b_p, axis=1)  # [BLOCK_K]
+            b_second = b_first
             if HAS_SEGMENTS:
-                b_tile = tl.sum(tl.reshape(b_column, [BLOCK_K // 64, 64]), axis=1)
-                p_row = p_segment + (i_u + num_extra).to(tl.int64) * num_tiles
-                tl.store(p_row + o_v, b_tile, mask=o_v < num_tiles)
-            b_rest_0 = _add_to_buckets(
-                b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b, i_u,
-                o_key, m_key, KIND_0, TILE_0, i_part == 0,
-            )  # fmt: skip
-            b_rest_1 = _add_to_buckets(
-                b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b, i_u,
-                o_key, m_key, KIND_1, TILE_1, i_part == 0,
-            )  # fmt: skip
-            b_rest_2 = _add_to_buckets(
-                b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b, i_u,
-                o_key, m_key, KIND_2, TILE_2, i_part == 0,
-            )  # fmt: skip
-    _store_rest(b_rest_0, p_mass_0, num_buckets_0, stride_b, o_key, m_key, KIND_0)
-    _store_rest(b_rest_1, p_mass_1, num_buckets_1, stride_b, o_key, m_key, KIND_1)
-    _store_rest(b_rest_2, p_mass_2, num_buckets_2, stride_b, o_key, m_key, KIND_2)
+                _store_segment(b_first, p_segment, i_pair + num_extra, i_v, num_tiles, BLOCK_K)
+        else:
+            b_pair = tl.sum(tl.reshape(b_p, [BLOCK_K, 2, 64]), axis=2)
+            b_first, b_second = tl.split(b_pair)
+            if HAS_SEGMENTS:
+                b_tile = tl.sum(tl.reshape(b_pair, [BLOCK_K // 64, 64, 2]), axis=1)
+                o_v = i_v + tl.arange(0, BLOCK_K // 64)
+                o_s = i_pair + num_extra + tl.arange(0, 2)
+                p_tile = p_segment + o_s.to(tl.int64)[None, :] * num_tiles + o_v[:, None]
+                tl.store(p_tile, b_tile, mask=(o_v < num_tiles)[:, None])
+        for i_half in tl.static_range(NUM_HALVES):
+            i_u = i_pair + i_half
+            b_column = b_first if i_half == 0 else b_second
+            if HAS_TILE:
+                if tl.load(p_plain + i_u - i_v) != 0:
+                    b_plain += b_column
+                else:
+                    if KIND_0 == 0:
+                        b_rest_0 = _add_to_buckets(
+                            b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b,
+                            i_u, o_key, m_key, 0, TILE_0, False,
+                        )  # fmt: skip
+                    if KIND_1 == 0:
+                        b_rest_1 = _add_to_buckets(
+                            b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b,
+                            i_u, o_key, m_key, 0, TILE_1, False,
+                        )  # fmt: skip
+                    if KIND_2 == 0:
+                        b_rest_2 = _add_to_buckets(
+                            b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b,
+                            i_u, o_key, m_key, 0, TILE_2, False,
+                        )  # fmt: skip
+            if KIND_0 > 0:
+                b_rest_0 = _add_to_buckets(
+                    b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b,
+                    i_u, o_key, m_key, KIND_0, TILE_0, False,
+                )  # fmt: skip
+            if KIND_1 > 0:
+                b_rest_1 = _add_to_buckets(
+                    b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b,
+                    i_u, o_key, m_key, KIND_1, TILE_1, False,
+                )  # fmt: skip
+            if KIND_2 > 0:
+                b_rest_2 = _add_to_buckets(
+                    b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b,
+                    i_u, o_key, m_key, KIND_2, TILE_2, False,
+                )  # fmt: skip
+    _store_rest(b_rest_0, b_plain, p_mass_0, num_buckets_0, stride_b, o_key, m_key, KIND_0)
+    _store_rest(b_rest_1, b_plain, p_mass_1, num_buckets_1, stride_b, o_key, m_key, KIND_1)
+    _store_rest(b_rest_2, b_plain, p_mass_2, num_buckets_2, stride_b, o_key, m_key, KIND_2)
 
 
 @triton.jit
@@ -198,9 +270,7 @@ def _add_segment_to_buckets(
         if KIND == 2:
             b_bucket = m_key.to(tl.int32)
         else:
-            b_bucket = _bucket(
-                bucket + i_h * stride_bucket, i_u, o_key, m_key, KIND, TILE, True
-            )
+            b_bucket = _bucket(bucket + i_h * stride_bucket, i_u, o_key, m_key, KIND, TILE, True)
         p_add = p_mass + (b_bucket - 1) * (4 * n) + o_key
         tl.atomic_add(p_add, b_column, mask=b_bucket > 0, sem="relaxed")
 
@@ -220,7 +290,7 @@ def score_straddle_fwd_kernel(
     KIND_2: tl.constexpr, TILE_2: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Reduce one tile of 64 keys against the segments of the query tiles that straddle regions.
+    """Reduce one tile of 64 keys against the segments that the main kernel leaves out.
 
     Grid: (tiles of 64 keys, Hq). ``straddles`` is int32 [segments, 4]: first row, row past the
     last, region, segment index. Runs after :func:`score_fwd_kernel`, on the same outputs.
@@ -247,7 +317,7 @@ def score_straddle_fwd_kernel(
         if i_u >= i_v:
             b_p = probabilities_fwd(
                 b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-                HEAD_DIM, BLOCK_D, True, PRECISION,
+                HEAD_DIM, BLOCK_D, 64, True, PRECISION,
             )  # fmt: skip
             o_q = i_u * 64 + tl.arange(0, 64)
             m_q = (o_q >= row_first) & (o_q < row_end)

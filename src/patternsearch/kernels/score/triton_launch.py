@@ -3,7 +3,6 @@
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,8 @@ class ScoreLaunch:
     """Launch shape of the main score kernel.
 
     Attributes:
-        block_keys: keys of a program, a multiple of 64; its query tiles are always 64 wide.
+        block_keys: keys of a program, 64, 128 or 256.
+        block_queries: queries of a score tile, 64 or 128.
         num_warps: warps of a program.
         num_stages: query tiles in flight.
         max_registers: registers a thread may use, so that two programs share a multiprocessor;
@@ -35,6 +35,7 @@ class ScoreLaunch:
     """
 
     block_keys: int
+    block_queries: int
     num_warps: int
     num_stages: int
     max_registers: int | None = None
@@ -44,15 +45,15 @@ def score_launches(head_dim: int, dtype: torch.dtype) -> tuple[ScoreLaunch, ...]
     """Return launch shapes to try, best first, for a head dimension and dtype."""
     dim = padded_head_dim(head_dim)
     if dtype == torch.float32:
-        return (ScoreLaunch(64, 4, 2), ScoreLaunch(64, 4, 1))
+        return (ScoreLaunch(64, 64, 4, 2), ScoreLaunch(64, 64, 4, 1))
     if dim <= 128:
         return (
-            ScoreLaunch(256, 8, 3, 128),
-            ScoreLaunch(128, 4, 3),
-            ScoreLaunch(128, 4, 2),
-            ScoreLaunch(64, 4, 1),
+            ScoreLaunch(256, 64, 8, 3, 128),
+            ScoreLaunch(128, 64, 4, 3),
+            ScoreLaunch(128, 64, 4, 2),
+            ScoreLaunch(64, 64, 4, 1),
         )
-    return (ScoreLaunch(128, 4, 3), ScoreLaunch(128, 4, 2), ScoreLaunch(64, 4, 1))
+    return (ScoreLaunch(128, 64, 4, 3), ScoreLaunch(128, 64, 4, 2), ScoreLaunch(64, 64, 4, 1))
 
 
 def launch_first_that_fits(
@@ -153,15 +154,13 @@ class ScoreOperands:
 
     @cached_property
     def straddles(self) -> Tensor:
-        """Segments of tiles that do not lie in one region, int32 [straddles, 4] on the device.
+        """Segments that are not a whole tile of 64 rows, int32 [straddles, 4] on the device.
 
-        First row, row past the last, region, segment index. A sequence of one token is one of
-        these: its last tile is not in the last region.
+        First row, row past the last, region, segment index.
         """
-        per_tile = Counter(first // 64 for first, _, _ in self.segment_list)
         rows = [
-            (*segment, index)
-            for index, segment in enumerate(self.segment_list)
-            if per_tile[segment[0] // 64] > 1 or self.n == 1
+            (first, end, region, index)
+            for index, (first, end, region) in enumerate(self.segment_list)
+            if end - first < 64
         ]
         return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(self.q.device)
