@@ -157,11 +157,11 @@ def _sdpa(backend: Any) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
 
 def _repeated(backend: Any) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
     """Return the same with k and v repeated in memory, for a torch whose kernel cannot group."""
+    grouped = _sdpa(backend)
 
     def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         group = q.shape[1] // k.shape[1]
-        repeated = (x.repeat_interleave(group, 1) for x in (k, v))
-        return _sdpa(backend)(q, *repeated, scale)
+        return grouped(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), scale)
 
     return run
 
