@@ -16,29 +16,26 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from patternsearch.errors import ScoresError
-from patternsearch.patterns.candidates import (
-    CANDIDATE_COLUMNS,
-    Candidate,
-    Dense,
-    candidate_from_columns,
-    describe,
-)
+from patternsearch.patterns.candidates import Candidate, Dense, describe
 from patternsearch.schema.scores import MASS_COLUMNS, SCORES_COLUMNS, ScoresFolder
+from patternsearch.selection.rows import (
+    COUNT_COLUMNS,
+    REDO,
+    candidate_codes,
+    check_values,
+    float_column,
+    is_oracle_row,
+    some,
+)
 
 __all__ = ["LengthScores", "ScoreArrays", "load_scores", "scores_from_frame"]
 
 Floats = NDArray[np.float64]
 
-_MASS_SLACK = 1e-3
-"""How far a sum of float32 probabilities may stray outside [0, 1] before it is an error."""
-
 _TEXT_COLUMNS = ("sample_id", "source", "split", "kind", "estimator", "index")
-_COUNT_COLUMNS = ("density", "tiles", "columns")
 _NEEDED = tuple(name for name in SCORES_COLUMNS if name != "mass_logical")
-_REDO = "run `patternsearch calibrate` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
     if missing:
         raise ScoresError(
             f"{folder.root} has no {', '.join(missing)}: a scores folder holds scores.parquet, "
-            f"samples.parquet and run.json; {_REDO} or name another folder"
+            f"samples.parquet and run.json; {REDO} or name another folder"
         )
     expected = _read_parquet(folder.samples, ("sample_id",))["sample_id"].astype(str).tolist()
     collector = _Collector()
@@ -120,14 +117,14 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
     if unscored:
         raise ScoresError(
             f"{folder.root} holds scores of {len(expected) - len(unscored)} of its "
-            f"{len(expected)} samples (missing: {_some(unscored)}): selection needs them all; "
-            f"{_REDO} with the same arguments to resume"
+            f"{len(expected)} samples (missing: {some(unscored)}): selection needs them all; "
+            f"{REDO} with the same arguments to resume"
         )
     strangers = sorted(found - set(expected))
     if strangers:
         raise ScoresError(
             f"{folder.root}/scores.parquet holds samples that samples.parquet does not list "
-            f"({_some(strangers)}): the folder mixes two runs; {_REDO} with --fresh"
+            f"({some(strangers)}): the folder mixes two runs; {REDO} with --fresh"
         )
     return collector.finish()
 
@@ -153,7 +150,7 @@ def _part_files(scores: Path) -> list[Path]:
         return [scores]
     parts = sorted(scores.glob("*.parquet"))
     if not parts:
-        raise ScoresError(f"{scores} holds no part files: no sample was scored yet; {_REDO}")
+        raise ScoresError(f"{scores} holds no part files: no sample was scored yet; {REDO}")
     return parts
 
 
@@ -162,7 +159,7 @@ def _check_columns(have: tuple[str, ...], need: tuple[str, ...], where: str) -> 
     if missing:
         raise ScoresError(
             f"{where} lacks the columns {', '.join(missing)}: it is not a scores table of this "
-            f"version; {_REDO}"
+            f"version; {REDO}"
         )
 
 
@@ -172,7 +169,7 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         text = [name for name in _TEXT_COLUMNS if name in columns]
         table = pq.read_table(path, columns=list(columns), read_dictionary=text, memory_map=True)
     except (pa.ArrowException, OSError) as error:
-        raise ScoresError(f"{path} cannot be read as Parquet ({error}): {_REDO}") from error
+        raise ScoresError(f"{path} cannot be read as Parquet ({error}): {REDO}") from error
     frame: pd.DataFrame = table.to_pandas()
     return frame
 
@@ -213,12 +210,14 @@ class _Collector:
             ScoresError: rows are missing, repeated, foreign or out of range.
         """
         if frame.empty:
-            raise ScoresError(f"{where} holds no rows: {_REDO}")
+            raise ScoresError(f"{where} holds no rows: {REDO}")
         sample_codes, sample_ids = pd.factorize(frame["sample_id"])
-        codes, candidates = _candidate_codes(frame, where)
-        values = {name: _floats(frame, name, where) for name in (*MASS_COLUMNS, *_COUNT_COLUMNS)}
+        codes, candidates = candidate_codes(frame, where)
+        values = {
+            name: float_column(frame, name, where) for name in (*MASS_COLUMNS, *COUNT_COLUMNS)
+        }
         heads = {name: frame[name].to_numpy(dtype=np.int64) for name in ("layer", "head")}
-        oracle = _is_oracle(frame, where)
+        oracle = is_oracle_row(frame, where)
         order = np.argsort(sample_codes, kind="stable")
         bounds = np.searchsorted(sample_codes[order], np.arange(len(sample_ids) + 1))
         for place, sample_id in enumerate(sample_ids):
@@ -227,7 +226,7 @@ class _Collector:
             if sample in self._samples:
                 raise ScoresError(
                     f"sample {sample} appears in more than one part ({where}): each sample is one "
-                    f"part; {_REDO} with --fresh"
+                    f"part; {REDO} with --fresh"
                 )
             self._samples[sample] = self._lay_out(
                 sample, frame.iloc[rows[0]], rows, codes, candidates, heads, oracle, values
@@ -256,14 +255,14 @@ class _Collector:
         selectable, informing = rows[~is_oracle], rows[is_oracle]
 
         mass = np.full((len(MASS_COLUMNS), *shape), np.nan)
-        counts = np.empty((len(_COUNT_COLUMNS), *shape))
+        counts = np.empty((len(COUNT_COLUMNS), *shape))
         for axis, name in enumerate(MASS_COLUMNS):
             mass[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
-        for axis, name in enumerate(_COUNT_COLUMNS):
+        for axis, name in enumerate(COUNT_COLUMNS):
             counts[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
         oracle_mass = np.full(shape, np.nan)
         oracle_mass.reshape(-1)[cell[is_oracle]] = values["mass_physical"][informing]
-        _check_values(sample, mass, counts)
+        check_values(sample, mass, counts)
         if first["split"] not in ("calibration", "heldout"):
             raise ScoresError(
                 f"sample {sample} has split {first['split']!r}: it must be calibration or heldout"
@@ -301,7 +300,7 @@ class _Collector:
             if Dense() not in self._candidates:
                 raise ScoresError(
                     f"sample {sample} has no rows of the dense candidate: dense is always scored; "
-                    f"{_REDO}"
+                    f"{REDO}"
                 )
             self._layers, self._num_heads = np.unique(layer), int(head.max()) + 1
         mine = {candidates[code] for code in present}
@@ -310,18 +309,18 @@ class _Collector:
         if odd:
             raise ScoresError(
                 f"sample {sample} was scored on other candidates than the first sample "
-                f"({_some([describe(c) for c in odd])}): all samples must share one grid; "
-                f"{_REDO} with --fresh"
+                f"({some([describe(c) for c in odd])}): all samples must share one grid; "
+                f"{REDO} with --fresh"
             )
         if not np.array_equal(np.unique(layer), self._layers):
             raise ScoresError(
-                f"sample {sample} was scored on other layers than the first sample: {_REDO} "
+                f"sample {sample} was scored on other layers than the first sample: {REDO} "
                 f"with --fresh"
             )
         if head.min() < 0 or head.max() >= self._num_heads:
             raise ScoresError(
                 f"sample {sample} has head {int(head.max())}, the first sample has heads "
-                f"0..{self._num_heads - 1}: {_REDO} with --fresh"
+                f"0..{self._num_heads - 1}: {REDO} with --fresh"
             )
         return np.array([self._candidates.get(c, -1) for c in candidates], dtype=np.int64)
 
@@ -335,7 +334,7 @@ class _Collector:
         raise ScoresError(
             f"sample {sample} has {int(seen[seen != 1][0])} selectable rows for layer "
             f"{int(self._layers[layer])} head {int(head)} {describe(candidate)}: every head needs "
-            f"exactly one; {_REDO} with --fresh"
+            f"exactly one; {REDO} with --fresh"
         )
 
     def finish(self) -> ScoreArrays:
@@ -374,77 +373,3 @@ class _Collector:
         """Hand the samples of one length out, so that stacking holds one length twice at most."""
         for sample_id in [s.sample_id for s in self._samples.values() if s.length == length]:
             yield self._samples.pop(sample_id)
-
-
-def _candidate_codes(frame: pd.DataFrame, where: str) -> tuple[NDArray[np.int64], list[Candidate]]:
-    """Return each row's candidate as a code, and the candidates in order of first appearance."""
-    key = np.zeros(len(frame), dtype=np.int64)
-    for name in CANDIDATE_COLUMNS:
-        column, values = pd.factorize(frame[name])
-        key = key * (len(values) + 1) + column + 1
-    codes, _ = pd.factorize(key)
-    _, first = np.unique(codes, return_index=True)
-    named = frame[list(CANDIDATE_COLUMNS)].iloc[first]
-    candidates = []
-    for row in named.astype(object).to_dict("records"):
-        parameters = {str(name): None if pd.isna(value) else value for name, value in row.items()}
-        try:
-            candidates.append(candidate_from_columns(parameters))
-        except (ValidationError, ValueError) as error:
-            shown = {name: value for name, value in parameters.items() if value is not None}
-            raise ScoresError(
-                f"{where} has rows of {shown}, which is no candidate of this version "
-                f"({error}): {_REDO}"
-            ) from error
-    if len(set(candidates)) != len(candidates):
-        raise ScoresError(f"{where} names the same candidate in two ways: {_REDO} with --fresh")
-    return codes.astype(np.int64), candidates
-
-
-def _is_oracle(frame: pd.DataFrame, where: str) -> NDArray[np.bool_]:
-    codes, values = pd.factorize(frame["index"])
-    names = [str(value) for value in values]
-    strange = [name for name in names if name not in ("none", "online", "oracle")]
-    if strange or (codes < 0).any():
-        raise ScoresError(
-            f"{where} has index {_some(strange or ['null'])}: it must be none, online or oracle"
-        )
-    static = frame["kind"].isin(["dense", "a_shape"]).to_numpy()
-    is_none = np.array([name == "none" for name in names])[codes]
-    if (static != is_none).any():
-        raise ScoresError(
-            f"{where} has index none for a pattern that needs one, or an index for a static "
-            f"pattern: {_REDO}"
-        )
-    return np.array([name == "oracle" for name in names])[codes]
-
-
-def _floats(frame: pd.DataFrame, name: str, where: str) -> Floats:
-    try:
-        return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError) as error:
-        raise ScoresError(f"{where}: column {name} is not numeric ({error}): {_REDO}") from error
-
-
-def _check_values(sample: str, mass: Floats, counts: Floats) -> None:
-    for name, values, low, high in (
-        ("mass_physical", mass[0], 0.0, 1.0),
-        ("density", counts[0], 0.0, 1.0),
-        ("tiles", counts[1], 0.0, np.inf),
-        ("columns", counts[2], 0.0, np.inf),
-    ):
-        good = np.isfinite(values) & (values >= low - _MASS_SLACK) & (values <= high + _MASS_SLACK)
-        if not good.all():
-            layer, head, _ = np.unravel_index(int(np.argmin(good)), values.shape)
-            raise ScoresError(
-                f"sample {sample}: {name} is {values[~good].flat[0]} in layer row {layer} head "
-                f"{head}, it must be finite and in [{low:g}, {high:g}]; {_REDO}"
-            )
-    regions = mass[1:]
-    if ((regions < -_MASS_SLACK) | (regions > 1 + _MASS_SLACK)).any():
-        raise ScoresError(f"sample {sample}: a region's mass lies outside [0, 1]; {_REDO}")
-
-
-def _some(names: list[str], limit: int = 3) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
