@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,13 +23,26 @@ from patternsearch.runtime.routing import Prefill, Router
 from patternsearch.runtime.sparse import SparseBackend, sparse_attention_of
 from patternsearch.runtime.stats import DenseReason, RuntimeStats
 
-__all__ = ["ATTENTION_NAME", "Attachment", "attached_to"]
+__all__ = ["ATTENTION_NAME", "Attachment", "Observer", "attached_to"]
 
 ATTENTION_NAME = "patternsearch"
 """The attention implementation's name in transformers."""
 
 _ATTACHED: dict[int, "Attachment"] = {}
 """By id of the model's configuration object, which the attachment keeps alive."""
+
+
+class Observer(Protocol):
+    """Watches an attachment at work."""
+
+    def start_forward(self) -> None:
+        """Told that a forward begins."""
+
+    def wants(self, layer: int) -> bool:
+        """Return whether to compare this layer of the sequence that runs now."""
+
+    def compare(self, layer: int, sparse: Tensor, dense: Tensor) -> None:
+        """Receive both outputs [1, n, heads, d]."""
 
 
 class Attachment:
@@ -50,6 +63,8 @@ class Attachment:
     Attributes:
         stats: what ran how so far.
         phases: told about every index build and attention; measures nothing by default.
+        observer: sees both outputs of the layers and requests that it asks for.
+        serve_dense: patterns run for the observer only; requests get dense attention.
     """
 
     def __init__(
@@ -73,6 +88,8 @@ class Attachment:
         self.backend = backend
         self.stats = RuntimeStats()
         self.phases: Phases = NoPhases()
+        self.observer: Observer | None = None
+        self.serve_dense = False
         self._router = Router()
         self._model = weakref.ref(model)
         self._config = model.config
@@ -133,6 +150,8 @@ class Attachment:
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._router.begin(args, kwargs)
+        if self.observer is not None:
+            self.observer.start_forward()
 
     def _end(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
         self._router.clear()
@@ -212,13 +231,37 @@ class Attachment:
             self.stats.count_dense("short")
             with self.phases.phase("dense attention"):
                 return _dense(module, q, k, v, None, {"scaling": scale})
+        is_watched = self.observer is not None and self.observer.wants(layer)
+        dense = sparse = None
+        if self.serve_dense or is_watched:
+            with self.phases.phase("dense attention"):
+                dense = _dense(module, q, k, v, None, {"scaling": scale})
+        if not self.serve_dense or is_watched:
+            sparse = self._sparse(layer, q, k, v, scale)
+        if is_watched:
+            assert self.observer is not None
+            assert sparse is not None
+            assert dense is not None
+            self.observer.compare(layer, sparse, dense)
+        if self.serve_dense:
+            self.stats.count_dense("shadow")
+            assert dense is not None
+            return dense
         self.stats.count_sparse(n)
-        backend = self._backend(q)
-        patterns = self._local_patterns(layer, q.shape[1])
+        assert sparse is not None
+        return sparse
+
+    def _sparse(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         guard = torch.cuda.device(q.device) if q.device.type == "cuda" else nullcontext()
         with guard:
             out = sparse_attention_of(
-                patterns, q, k, v, scale=scale, backend=backend, phases=self.phases
+                self._local_patterns(layer, q.shape[1]),
+                q,
+                k,
+                v,
+                scale=scale,
+                backend=self._backend(q),
+                phases=self.phases,
             )
         return out.transpose(1, 2)
 

@@ -10,6 +10,7 @@ __all__ = ["DENSE_REASONS", "DenseReason", "RuntimeStats"]
 DenseReason = Literal[
     "decode", "short", "chunked prefill", "padding", "packed", "custom mask", "sliding layer",
     "layer not attached", "training",
+    "shadow",
 ]  # fmt: skip
 DENSE_REASONS: dict[DenseReason, str] = {
     "decode": "one new token",
@@ -20,6 +21,7 @@ DENSE_REASONS: dict[DenseReason, str] = {
     "custom mask": "a mask of the caller's or the model's own",
     "sliding layer": "a sliding-window layer has no pattern",
     "layer not attached": "left out by `layers`",
+    "shadow": "the config is only watched, see patternsearch.shadow",
     "training": "gradients are wanted and the sparse kernels have none",
 }
 """Every reason to run dense, and what it means."""

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time a prefill and split it: projection and RoPE, index, attention, everything else.
+
+The dense run goes through the same code with no layer attached, so both runs carry the same
+overhead. A prefill is the backbone over one prompt with a fresh cache, and the logits of its last
+position: what a first token waits for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from patternsearch.errors import InputError
+from patternsearch.model.support import attention_modules
+from patternsearch.runtime.attach import attach
+from patternsearch.runtime.phases import PhaseTimer
+from patternsearch.schema.config import PatternConfig
+
+__all__ = ["PrefillTime", "time_prefill"]
+
+_TOTAL, _ATTENTION_MODULE = "total", "attention module"
+
+
+class PrefillTime(BaseModel):
+    """Medians over the repetitions, milliseconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: Literal["dense", "sparse"]
+    num_tokens: int
+    total_ms: float
+    projection_ms: float = Field(
+        description="attention modules without index and attention: q, k, v and output "
+        "projections, RoPE, cache"
+    )
+    index_ms: float
+    attention_ms: float
+    other_ms: float = Field(description="embedding, norms, MLPs, head")
+    repetitions: int
+
+
+def time_prefill(
+    model: Any,
+    config: PatternConfig,
+    token_ids: Tensor,
+    *,
+    run: Literal["dense", "sparse"],
+    repetitions: int = 3,
+    warm_up: int = 1,
+) -> PrefillTime:
+    """Time prefills of one prompt.
+
+    Args:
+        model: a transformers causal language model in evaluation mode.
+        config: the config; it must have the model's shape.
+        token_ids: int64 [1, n].
+        run: dense ignores the patterns.
+        repetitions: timed runs.
+        warm_up: runs before them, not counted; the first compiles.
+    """
+    if repetitions < 1 or warm_up < 0:
+        raise InputError(f"{repetitions} repetitions after {warm_up} warm-ups: at least 1 and 0")
+    device = next(model.parameters()).device
+    ids = token_ids.to(device)
+    layers: list[int] | None = [] if run == "dense" else None
+    rows: list[dict[str, float]] = []
+    with attach(model, config, strict=False, min_length=1, layers=layers) as attachment:
+        for repetition in range(warm_up + repetitions):
+            timer = PhaseTimer(device)
+            attachment.phases = timer
+            with _timed_modules(model, timer), torch.inference_mode(), timer.phase(_TOTAL):
+                model(input_ids=ids, use_cache=True, logits_to_keep=1)
+            measured = timer.milliseconds()
+            if repetition >= warm_up:
+                rows.append(measured)
+    return _split(rows, run, ids.shape[1])
+
+
+def _split(
+    rows: list[dict[str, float]], run: Literal["dense", "sparse"], num_tokens: int
+) -> PrefillTime:
+    def median(*names: str) -> float:
+        return float(np.median([sum(row.get(name, 0.0) for name in names) for row in rows]))
+
+    attention = median("dense attention", "sparse attention")
+    index, modules, total = median("index"), median(_ATTENTION_MODULE), median(_TOTAL)
+    return PrefillTime(
+        run=run,
+        num_tokens=num_tokens,
+        total_ms=total,
+        projection_ms=max(0.0, modules - index - attention),
+        index_ms=index,
+        attention_ms=attention,
+        other_ms=max(0.0, total - modules),
+        repetitions=len(rows),
+    )
+
+
+@contextmanager
+def _timed_modules(model: Any, timer: PhaseTimer) -> Iterator[None]:
+    """Time every attention module as a whole."""
+    hooks, running = [], {}
+
+    def begin(module: Any, _args: Any, _kwargs: Any) -> None:
+        running[module] = timer.phase(_ATTENTION_MODULE)
+        running[module].__enter__()
+
+    def end(module: Any, _args: Any, _output: Any) -> None:
+        running.pop(module).__exit__(None, None, None)
+
+    for module in attention_modules(model).values():
+        hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))
+        hooks.append(module.register_forward_hook(end))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
