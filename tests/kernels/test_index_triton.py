@@ -8,6 +8,7 @@ from patternsearch.errors import InputError
 from patternsearch.kernels.attend import build_plan
 from patternsearch.kernels.attend.chunked import query_tile_keys
 from patternsearch.kernels.index import reference, select, select_triton, triton
+from patternsearch.kernels.index.upload import column_spans
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -95,51 +96,86 @@ def _tied_scores(rows, entries):
     return torch.randint(0, 5, (rows, entries), generator=generator).float()
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("entries", [1, 5, 130, 4500])
-def test_select_top_breaks_ties_by_the_lower_index(entries, on_device):
+BACKENDS = pytest.mark.parametrize("lists", [select, select_triton], ids=["torch", "triton"])
+
+
+@BACKENDS
+@pytest.mark.parametrize("num_forced", [0, 1])
+@pytest.mark.parametrize("entries", [1, 5, 130, 9000])
+def test_select_top_breaks_ties_by_the_lower_index(entries, num_forced, lists):
     scores = _tied_scores(3, entries)
     budgets = torch.tensor([1, max(1, entries // 2), entries])
-    cuts = select.thresholds(scores, budgets, entries)
-    out, mask = select.select_top(
-        scores, cuts, budgets,
-        starts=budgets.cumsum(0) - budgets, out_size=int(budgets.sum()), with_mask=True,
-        triton=on_device,
+    out = torch.zeros(int(budgets.sum()), dtype=torch.int32)
+    mask = lists.select_top(
+        scores[:, None], budgets,
+        starts=budgets.cumsum(0) - budgets, out=out, with_mask=True, num_forced=num_forced,
+        causal_from=None,
     )  # fmt: skip
-    order = reference.rank(scores, 0)
+    order = reference.rank(scores, num_forced)
     expected = [row[:size].sort().values for row, size in zip(order, budgets, strict=True)]
     assert torch.equal(out.long(), torch.cat(expected))
-    for row, entries_taken in zip(mask, expected, strict=True):
+    for row, entries_taken in zip(mask[:, 0], expected, strict=True):
         assert torch.equal(row.nonzero().squeeze(-1), entries_taken)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_select_top_lists_causal_entries_descending(on_device):
-    scores = _tied_scores(6, 6)
-    scores.masked_fill_(torch.ones(6, 6).triu(1).bool(), float("-inf"))
-    budgets = torch.full((6,), 3)
-    out, _ = select.select_top(
-        scores, select.thresholds(scores, budgets, 3), budgets,
-        lengths=torch.arange(1, 7, dtype=torch.int32), starts=torch.arange(6) * 3, out_size=18,
-        descending=True, triton=on_device,
+@BACKENDS
+def test_select_top_orders_any_float(lists):
+    values = [0.0, -0.0, 1e-40, -1e-40, 3.0, -3.0, float("inf"), float("-inf"), 2.0**-149, -7.5]
+    scores = torch.tensor(values)[None]
+    for budget in range(1, len(values) + 1):
+        mask = lists.select_top(
+            scores[:, None], torch.tensor([budget]), starts=None, out=None, with_mask=True,
+            num_forced=0, causal_from=None,
+        )  # fmt: skip
+        expected = reference.rank(scores, 0)[0, :budget].sort().values
+        assert torch.equal(mask[0, 0].nonzero().squeeze(-1), expected)
+
+
+@BACKENDS
+def test_select_top_lists_causal_entries_descending(lists):
+    tiles, first, budgets = 6, 2, torch.tensor([3, 1])
+    scores = torch.stack([_tied_scores(tiles, tiles), -_tied_scores(tiles, tiles)])
+    scores.masked_fill_(torch.ones(tiles, tiles).triu(1).bool(), float("-inf"))
+    out = torch.full((tiles * 4,), -1, dtype=torch.int32)
+    lists.select_top(
+        scores[:, first:].contiguous(), budgets, starts=torch.tensor([0, 3 * tiles]), out=out,
+        with_mask=False, num_forced=0, causal_from=first,
     )  # fmt: skip
-    order = reference.rank(scores, 0)
-    for u in range(6):
-        size = min(3, u + 1)
-        expected = sorted(order[u, :size].tolist(), reverse=True)
-        assert out[3 * u : 3 * u + size].tolist() == expected
+    order = reference.rank_blocks(scores)
+    for group, start in enumerate((0, 3 * tiles)):
+        budget = int(budgets[group])
+        for u in range(tiles):
+            size = min(budget, u + 1)
+            row = out[start + budget * u : start + budget * u + size].tolist()
+            if u < first:
+                assert set(row) == {-1}, "a row that was not asked for was written"
+            else:
+                assert row == sorted(order[group, u, :size].tolist(), reverse=True)
 
 
+@BACKENDS
 @pytest.mark.parametrize("tile", [64, 128])
-def test_diagonals_of_offsets_match_geometry(tile):
-    n = 500
-    generator = torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("n", [1, 64, 65, 500, 5000])
+def test_diagonals_of_offsets_match_geometry(n, tile, lists):
+    generator = torch.Generator().manual_seed(n)
     offsets = torch.randperm(n, generator=generator)[:6]
     mask = torch.zeros(1, n, dtype=torch.uint8)
     mask[0, offsets] = 1
-    got = select.diagonals_of_offsets(mask, tile)[0].nonzero().squeeze(-1).numpy()
+    got = lists.diagonals_of_offsets(mask, tile)[0].nonzero().squeeze(-1).numpy()
     expected = slash_diagonals(offsets.numpy(), tile)
     np.testing.assert_array_equal(got, expected[expected < num_tiles(n, tile)])
+
+
+@BACKENDS
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_compact_diagonals_lists_and_counts(count, lists):
+    generator = torch.Generator().manual_seed(count)
+    chosen = (torch.rand(3, count, generator=generator) < 0.4).to(torch.uint8)
+    listed, counts = lists.compact_diagonals(chosen)
+    for head in range(3):
+        expected = chosen[head].nonzero().squeeze(-1).tolist()
+        assert listed[head, : len(expected)].tolist() == expected
+        assert counts[head].tolist() == chosen[head].long().cumsum(0).tolist()
 
 
 def test_loose_columns_kernel_matches_torch():
@@ -151,22 +187,21 @@ def test_loose_columns_kernel_matches_torch():
     columns = [
         torch.randperm(tile * count, generator=generator)[:size].sort().values for size in sizes
     ]
-    stride = torch.tensor([0, 256, 384])
-    arguments = (torch.cat(columns).int(), sizes, chosen)
-    options = {
-        "tile": tile,
-        "out_start": torch.tensor([0, 0, 256 * count]),
-        "out_stride": stride,
-        "out_size": int(stride.sum()) * count,
-    }
-    expected, expected_counts = select.loose_columns(*arguments, **options)
-    got, counts = select_triton.loose_columns(*arguments, **options)
+    arguments = (torch.cat(columns).int(), sizes, chosen, tile)
+    expected, expected_counts = select.loose_columns(*arguments)
+    got, counts = select_triton.loose_columns(*arguments)
     assert torch.equal(counts, expected_counts)
-    for head in (1, 2):
+    spans, size = column_spans(sizes, count, select.COLUMN_PADDING, torch.device("cpu"))
+    assert len(got) == len(expected) == size
+    for head, (_, _, start, stride) in enumerate(spans.T.tolist()):
         for u in range(count):
-            start = int(options["out_start"][head] + stride[head] * u)
-            filled = -(-int(counts[head, u]) // select.COLUMN_PADDING) * select.COLUMN_PADDING
-            assert torch.equal(got[start : start + filled], expected[start : start + filled])
+            row = slice(start + stride * u, start + stride * u + int(counts[head, u]))
+            padded = slice(row.start, row.start + -(-int(counts[head, u]) // 128) * 128)
+            own = columns[head]
+            diagonal = u - own // tile
+            keep = (diagonal > 0) & (chosen[head][diagonal.clamp(min=0)] == 0)
+            assert got[row].tolist() == own[keep].tolist()
+            assert torch.equal(got[padded], expected[padded])
 
 
 CANDIDATES = [

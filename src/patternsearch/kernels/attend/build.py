@@ -2,8 +2,9 @@
 """From a layer's q and k and one candidate per head to a plan: the online index, as it runs."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +19,7 @@ from patternsearch.kernels.attend.plan import (
     Sets,
     make_plan,
 )
-from patternsearch.kernels.index import reference
-from patternsearch.kernels.index.select import diagonals_of_offsets, select_top, thresholds
+from patternsearch.kernels.index import reference, select
 from patternsearch.kernels.index.upload import upload
 from patternsearch.patterns.candidates import (
     AShape,
@@ -45,14 +45,13 @@ from patternsearch.patterns.geometry import (
 __all__ = ["IndexBackend", "build_plan"]
 
 IndexBackend = Literal["triton", "torch"]
+BlockEstimator = Literal["pooled_query", "pooled"]
 
 DENSE_TILE = 128
 """Dense heads have no tile of their own; the larger one runs faster."""
 
 BLOCK_SCORE_BYTES = 2**28
 """Tile scores held at a time; more query tiles and heads are scored in turns."""
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 def build_plan(
@@ -108,151 +107,134 @@ def _implicit_sets(n: int, candidates: Sequence[Candidate]) -> Iterator[Implicit
         yield ImplicitSets(heads, tile, sinks, windows)
 
 
-def _by(
-    candidates: Sequence[Candidate], kind: type, *fields: str
-) -> dict[tuple[object, ...], tuple[int, ...]]:
-    """Group the heads of one kind by some of its parameters."""
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for head, candidate in enumerate(candidates):
-        if isinstance(candidate, kind):
-            groups[tuple(getattr(candidate, field) for field in fields)].append(head)
-    return {key: tuple(heads) for key, heads in groups.items()}
-
-
 class _Index:
     """The estimators of one backend, over some heads of one layer."""
 
     def __init__(self, q: Tensor, k: Tensor, scale: float, backend: IndexBackend) -> None:
-        self.q, self.k, self.scale, self.backend = q, k, scale, backend
+        self.q, self.k, self.scale = q, k, scale
         self.n, self.device = q.shape[2], q.device
-        self.group = q.shape[1] // k.shape[1]
+        self.scores: Any = _ReferenceScores(q, k)
+        self.lists: Any = select
+        if backend == "triton":
+            from patternsearch.kernels.index import select_triton, triton
+
+            self.scores = _TritonScores(q, k, triton)
+            self.lists = select_triton
 
     def spread_sets(self, candidates: Sequence[Candidate]) -> Iterator[Sets]:
-        groups = _by(candidates, VerticalSlashSpread, "tile", "last_q", "spread_rows")
-        for (tile, last_q, spread_rows), heads in groups.items():
-            column, diagonal = self._scores(
-                "spread_scores", heads, last_q=last_q, spread_rows=spread_rows, tile=tile
-            )
-            mine = [candidates[head] for head in heads]
-            budgets = [effective_diagonals(self.n, tile, c.diagonals) for c in mine]
+        groups: dict[tuple[int, int, int], dict[int, VerticalSlashSpread]] = defaultdict(dict)
+        for head, c in enumerate(candidates):
+            if isinstance(c, VerticalSlashSpread):
+                groups[c.tile, c.last_q, c.spread_rows][head] = c
+        for (tile, last_q, spread_rows), mine in groups.items():
+            column, diagonal = self.scores(
+                "spread_scores", tuple(mine), scale=self.scale, last_q=last_q,
+                spread_rows=spread_rows, tile=tile,
+            )  # fmt: skip
+            budgets = [effective_diagonals(self.n, tile, c.diagonals) for c in mine.values()]
             chosen = self._chosen(diagonal, budgets, FORCED_DIAGONALS)
-            yield self._diagonal_sets(heads, tile, mine, column, chosen)
+            yield self._diagonal_sets(tile, mine, column, chosen)
 
     def last_q_sets(self, candidates: Sequence[Candidate]) -> Iterator[Sets]:
-        groups = _by(candidates, VerticalSlashLastQ, "tile", "last_q")
-        for (tile, last_q), heads in groups.items():
-            column, offset = self._scores("last_q_scores", heads, last_q=last_q)
-            mine = [candidates[head] for head in heads]
-            budgets = [effective_slash(self.n, c.slash) for c in mine]
+        groups: dict[tuple[int, int], dict[int, VerticalSlashLastQ]] = defaultdict(dict)
+        for head, c in enumerate(candidates):
+            if isinstance(c, VerticalSlashLastQ):
+                groups[c.tile, c.last_q][head] = c
+        for (tile, last_q), mine in groups.items():
+            column, offset = self.scores(
+                "last_q_scores", tuple(mine), scale=self.scale, last_q=last_q
+            )
+            budgets = [effective_slash(self.n, c.slash) for c in mine.values()]
             offsets = self._chosen(offset, budgets, FORCED_SLASHES)
-            chosen = diagonals_of_offsets(offsets, tile)
-            yield self._diagonal_sets(heads, tile, mine, column, chosen)
+            chosen = self.lists.diagonals_of_offsets(offsets, tile)
+            yield self._diagonal_sets(tile, mine, column, chosen)
 
     def block_sets(self, candidates: Sequence[Candidate]) -> Iterator[Sets]:
-        groups = _by(candidates, BlockSparse, "tile", "estimator")
-        for (tile, estimator), heads in groups.items():
-            count = num_tiles(self.n, tile)
-            budgets = tuple(effective_blocks(self.n, tile, candidates[h].blocks) for h in heads)
-            step = max(1, BLOCK_SCORE_BYTES // (4 * count * count))
+        groups: dict[tuple[int, BlockEstimator], dict[int, int]] = defaultdict(dict)
+        for head, c in enumerate(candidates):
+            if isinstance(c, BlockSparse):
+                groups[c.tile, c.estimator][head] = effective_blocks(self.n, c.tile, c.blocks)
+        for (tile, estimator), mine in groups.items():
+            heads, budgets = tuple(mine), tuple(mine.values())
+            step = max(1, BLOCK_SCORE_BYTES // (4 * num_tiles(self.n, tile) ** 2))
             parts = [
                 self._block_lists(heads[i : i + step], budgets[i : i + step], tile, estimator)
                 for i in range(0, len(heads), step)
             ]
             yield ListedSets(heads, tile, torch.cat(parts), budgets)
 
-    def _scores(self, name: str, heads: tuple[int, ...], **options: int) -> tuple[Tensor, ...]:
-        if self.backend == "triton":
-            from patternsearch.kernels.index import triton
-
-            return getattr(triton, name)(self.q, self.k, scale=self.scale, heads=heads, **options)
-        scores = [
-            getattr(reference, name)(*self._one_head(head), scale=self.scale, **options)
-            for head in heads
-        ]
-        return tuple(torch.cat(parts) for parts in zip(*scores, strict=True))
-
-    def _one_head(self, head: int) -> tuple[Tensor, Tensor]:
-        kv = head // self.group
-        return self.q[:, head : head + 1], self.k[:, kv : kv + 1]
-
     def _chosen(self, scores: Tensor, budgets: Sequence[int], num_forced: int) -> Tensor:
-        scores[:, :num_forced] = float("inf")
-        limit = upload(np.asarray(budgets, dtype=np.int64), self.device)
-        cut = thresholds(scores, limit, max(budgets))
-        _, mask = select_top(scores, cut, limit, with_mask=True, triton=self._kernels)
-        assert mask is not None
-        return mask
-
-    @property
-    def _kernels(self) -> bool:
-        return self.backend == "triton"
+        mask = self.lists.select_top(
+            scores[:, None], upload(np.asarray(budgets, dtype=np.int64), self.device),
+            starts=None, out=None, with_mask=True, num_forced=num_forced, causal_from=None,
+        )  # fmt: skip
+        chosen: Tensor = mask[:, 0]
+        return chosen
 
     def _diagonal_sets(
         self,
-        heads: tuple[int, ...],
         tile: int,
-        candidates: Sequence[Candidate],
+        candidates: Mapping[int, VerticalSlashSpread | VerticalSlashLastQ],
         column: Tensor,
         chosen: Tensor,
     ) -> DiagonalSets:
-        sizes = np.asarray([effective_vertical(self.n, c.vertical) for c in candidates])
-        column[:, :FORCED_COLUMNS] = float("inf")
-        limit = upload(sizes, self.device)
-        columns, _ = select_top(
-            column,
-            thresholds(column, limit, int(sizes.max())),
-            limit,
-            starts=upload(np.cumsum(sizes) - sizes, self.device),
-            out_size=int(sizes.sum()),
-            triton=self._kernels,
+        sizes = np.asarray(
+            [effective_vertical(self.n, c.vertical) for c in candidates.values()], dtype=np.int64
         )
-        assert columns is not None
-        return DiagonalSets(heads, tile, chosen, columns, tuple(sizes.tolist()))
+        columns = torch.empty(int(sizes.sum()), dtype=torch.int32, device=self.device)
+        self.lists.select_top(
+            column[:, None], upload(sizes, self.device),
+            starts=upload(np.cumsum(sizes) - sizes, self.device), out=columns, with_mask=False,
+            num_forced=FORCED_COLUMNS, causal_from=None,
+        )  # fmt: skip
+        return DiagonalSets(tuple(candidates), tile, chosen, columns, tuple(sizes.tolist()))
 
     def _block_lists(
-        self, heads: tuple[int, ...], budgets: tuple[int, ...], tile: int, estimator: str
-    ) -> Tensor:
+        self, heads: tuple[int, ...], budgets: tuple[int, ...], tile: int,
+        estimator: BlockEstimator,
+    ) -> Tensor:  # fmt: skip
         """List min(budget, u+1) key tiles, descending, of each head and query tile."""
         count = num_tiles(self.n, tile)
         step = max(1, min(count, BLOCK_SCORE_BYTES // (4 * count * len(heads))))
         sizes = np.asarray(budgets, dtype=np.int64)
-        starts = (np.cumsum(sizes) - sizes) * count
-        lists = torch.zeros(int(sizes.sum()) * count, dtype=torch.int32, device=self.device)
+        starts = upload((np.cumsum(sizes) - sizes) * count, self.device)
+        lists = torch.empty(int(sizes.sum()) * count, dtype=torch.int32, device=self.device)
         for first in range(0, count, step):
-            tiles = range(first, min(first + step, count))
-            scores = self._block_scores(heads, tile, estimator, tiles)
-            u = np.arange(tiles.start, tiles.stop, dtype=np.int64)
-            at_u = torch.arange(tiles.start, tiles.stop, device=self.device)
-            scores.diagonal(tiles.start, 1, 2).fill_(float("inf"))
-            rows = (len(heads), len(tiles))
-            limit_on_device = upload(sizes.repeat(len(tiles)), self.device)
-            flat = scores.reshape(rows[0] * rows[1], count)
-            select_top(
-                flat,
-                thresholds(flat, limit_on_device, max(budgets)),
-                limit_on_device,
-                lengths=(at_u + 1).int().repeat(len(heads)),
-                starts=upload((starts[:, None] + u * sizes[:, None]).reshape(-1), self.device),
-                out=lists,
-                descending=True,
-                triton=self._kernels,
-            )
+            scores = self.scores(
+                "block_scores", heads, scale=self.scale, tile=tile, estimator=estimator,
+                query_tiles=range(first, min(first + step, count)),
+            )  # fmt: skip
+            self.lists.select_top(
+                scores, upload(sizes, self.device), starts=starts, out=lists, with_mask=False,
+                num_forced=0, causal_from=first,
+            )  # fmt: skip
         return lists
 
-    def _block_scores(
-        self, heads: tuple[int, ...], tile: int, estimator: str, tiles: range
-    ) -> Tensor:
-        if self.backend == "triton":
-            from patternsearch.kernels.index import triton
 
-            return triton.block_scores(
-                self.q, self.k, scale=self.scale, tile=tile, estimator=estimator,
-                heads=heads, query_tiles=tiles,
-            )  # fmt: skip
-        scores = [
-            reference.block_scores(
-                *self._one_head(head), scale=self.scale, tile=tile, estimator=estimator
-            )[:, tiles.start : tiles.stop]
-            for head in heads
-        ]
-        return torch.cat(scores)
+class _TritonScores:
+    """The Triton estimators of some heads at once."""
+
+    def __init__(self, q: Tensor, k: Tensor, functions: ModuleType) -> None:
+        self.q, self.k, self.functions = q, k, functions
+
+    def __call__(self, name: str, heads: tuple[int, ...], **options: Any) -> Any:
+        return getattr(self.functions, name)(self.q, self.k, heads=heads, **options)
+
+
+class _ReferenceScores:
+    """The PyTorch estimators, head by head, so that no copy of some heads is needed."""
+
+    def __init__(self, q: Tensor, k: Tensor) -> None:
+        self.q, self.k, self.group = q, k, q.shape[1] // k.shape[1]
+
+    def __call__(
+        self, name: str, heads: tuple[int, ...], query_tiles: range | None = None, **options: Any
+    ) -> Any:
+        results = []
+        for head in heads:
+            kv = head // self.group
+            q, k = self.q[:, head : head + 1], self.k[:, kv : kv + 1]
+            results.append(getattr(reference, name)(q, k, **options))
+        if query_tiles is not None:
+            return torch.cat(results)[:, query_tiles.start : query_tiles.stop].contiguous()
+        return tuple(torch.cat(parts) for parts in zip(*results, strict=True))

@@ -13,19 +13,16 @@ sizes follow from budgets, contents stay on the device.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from patternsearch.errors import InputError
-from patternsearch.kernels.index.select import (
-    COLUMN_PADDING,
-    compact_diagonals,
-    loose_columns,
-)
-from patternsearch.kernels.index.upload import upload
+from patternsearch.kernels.index import select
+from patternsearch.kernels.index.select import COLUMN_PADDING
+from patternsearch.kernels.index.upload import column_spans, upload
 from patternsearch.patterns.geometry import num_tiles, tile_rows
 
 __all__ = [
@@ -217,11 +214,16 @@ def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> Til
     count = num_tiles(n, tile)
     meta, tile_counts, column_counts, lists, columns = [], [], [], [], []
     list_start = column_start = 0
+    lists_of: Any = select
+    if device.type == "cuda":
+        from patternsearch.kernels.index import select_triton
+
+        lists_of = select_triton
     for part in sets:
         _check_shapes(part, count)
         rows = np.zeros((len(part.heads), META_FIELDS), dtype=np.int64)
         rows[:, 0] = part.heads
-        no_columns = torch.zeros((len(part.heads), count), dtype=torch.int32, device=device)
+        no_columns = upload(np.zeros((len(part.heads), count), dtype=np.int32), device)
         if isinstance(part, ImplicitSets):
             rows[:, META_WINDOW] = part.window_diagonals
             widths = tuple(
@@ -239,23 +241,16 @@ def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> Til
             lists.append(part.tiles)
             list_start += int(part.tiles.numel())
         else:
-            padded = -(-np.asarray(part.num_columns, dtype=np.int64) // COLUMN_PADDING)
-            padded *= COLUMN_PADDING
-            starts = _starts(padded * count)
-            diagonals, counts = compact_diagonals(part.chosen)
-            gathered, gathered_count = loose_columns(
-                part.columns,
-                part.num_columns,
-                part.chosen,
-                tile=tile,
-                out_start=upload(starts, device),
-                out_stride=upload(padded, device),
-                out_size=int((padded * count).sum()),
+            chosen = part.chosen.to(torch.uint8).contiguous()
+            diagonals, counts = lists_of.compact_diagonals(chosen)
+            gathered, gathered_count = lists_of.loose_columns(
+                part.columns, part.num_columns, chosen, tile
             )
+            spans, _ = column_spans(part.num_columns, count, COLUMN_PADDING, torch.device("cpu"))
             rows[:, META_IS_DIAGONAL] = rows[:, META_USES_LIST] = 1
             rows[:, META_LIST] = list_start + np.arange(len(part.heads)) * count
-            rows[:, META_COLUMNS] = column_start + starts
-            rows[:, META_COLUMN_STRIDE] = padded
+            rows[:, META_COLUMNS] = column_start + spans[2].numpy()
+            rows[:, META_COLUMN_STRIDE] = spans[3].numpy()
             tile_counts.append(counts)
             column_counts.append(gathered_count)
             lists.append(diagonals.reshape(-1))
@@ -310,13 +305,6 @@ def _starts(sizes: np.ndarray) -> np.ndarray:
 
 
 def _capped_counts(widths: tuple[int, ...], count: int, device: torch.device) -> Tensor:
-    causal, limit = _causal_and_limit(widths, count, device)
-    return torch.minimum(causal, limit)
-
-
-@lru_cache(maxsize=64)
-def _causal_and_limit(
-    widths: tuple[int, ...], count: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    causal = torch.arange(1, count + 1, dtype=torch.int32, device=device)[None]
-    return causal, upload(np.asarray(widths, dtype=np.int32)[:, None], device)
+    """Return int32 [heads, tiles]: min(u + 1, width)."""
+    causal = np.arange(1, count + 1, dtype=np.int32)[None]
+    return upload(np.minimum(causal, np.asarray(widths, dtype=np.int32)[:, None]), device)

@@ -1,103 +1,187 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selecting index entries and listing loose columns on the device, in one pass over each row."""
+"""Selecting index entries and listing what query tiles read, one launch each, on the device."""
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from patternsearch.kernels._common.checks import device_guard
 from patternsearch.kernels.index.select import COLUMN_PADDING
+from patternsearch.kernels.index.upload import column_spans
 
-__all__ = ["loose_columns", "select_top"]
+__all__ = ["compact_diagonals", "diagonals_of_offsets", "loose_columns", "select_top"]
+
+
+@triton.jit
+def _keys(P, o_entry, length, num_forced, FORCE_LAST: tl.constexpr):
+    """Map scores to integers of the same order; forced entries get the highest."""
+    m_entry = o_entry < length
+    b_score = tl.load(P + o_entry, mask=m_entry, other=0.0) + 0.0  # -0.0 and 0.0 are equal
+    b_bits = b_score.to(tl.int32, bitcast=True)
+    b_key = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+    m_forced = o_entry < num_forced
+    if FORCE_LAST:
+        m_forced = m_forced | (o_entry == length - 1)
+    b_key = tl.where(m_forced, 0x7FFFFFFF, b_key)
+    return b_key.to(tl.int64) + 0x80000000, m_entry  # 0 .. 2^32 - 1
 
 
 @triton.jit
 def select_top_fwd_kernel(
-    SCORES, THRESHOLDS, BUDGETS, STARTS, LENGTHS, OUT, MASK,
-    num_entries,
-    DESCENDING: tl.constexpr, HAS_OUT: tl.constexpr, HAS_MASK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SCORES, BUDGETS, STARTS, OUT, MASK,
+    num_entries, num_forced, rows_per_group, first_row,
+    CAUSAL: tl.constexpr, HAS_OUT: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
-    length = tl.load(LENGTHS + i_row)
-    budget = tl.minimum(tl.load(BUDGETS + i_row).to(tl.int32), length)
-    threshold = tl.load(THRESHOLDS + i_row)
-    start = tl.load(STARTS + i_row)
+    i_group = i_row // rows_per_group
+    budget = tl.load(BUDGETS + i_group).to(tl.int32)
+    start = tl.load(STARTS + i_group)
+    length = num_entries
+    if CAUSAL:
+        i_u = first_row + (i_row % rows_per_group).to(tl.int32)
+        start += i_u.to(tl.int64) * budget
+        length = i_u + 1
+    budget = tl.minimum(budget, length)
     p_row = SCORES + i_row * num_entries
-    above = 0
-    for first in range(0, length, BLOCK):
-        o_entry = first + tl.arange(0, BLOCK)
-        b_score = tl.load(p_row + o_entry, mask=o_entry < length, other=float("-inf"))
-        above += tl.sum((b_score > threshold).to(tl.int32), 0)
-    room = budget - above  # entries equal to the threshold that are taken, lowest index first
+    o_bin = tl.arange(0, 256)
+    prefix = tl.zeros([], tl.int64)  # the digits of the last key taken, the highest first
+    room = budget  # entries still to take among those that share the prefix
+    for digit in tl.static_range(4):
+        b_count = tl.zeros([256], tl.int32)
+        for first in range(0, length, BLOCK):
+            o_entry = first + tl.arange(0, BLOCK)
+            b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+            m_same = m_entry & ((b_key >> (32 - 8 * digit)) == prefix)
+            b_digit = ((b_key >> (24 - 8 * digit)) & 255).to(tl.int32)
+            b_count += tl.histogram(b_digit, 256, mask=m_same)
+        b_above = tl.sum(b_count, 0) - tl.cumsum(b_count, 0)  # in higher bins
+        m_bin = (b_above < room) & (b_above + b_count >= room)
+        chosen = tl.max(tl.where(m_bin, o_bin, 0), 0)
+        room -= tl.sum(tl.where(o_bin == chosen, b_above, 0), 0)
+        prefix = prefix * 256 + chosen
     taken = 0
     equal = 0
     for first in range(0, length, BLOCK):
         o_entry = first + tl.arange(0, BLOCK)
-        m_entry = o_entry < length
-        b_score = tl.load(p_row + o_entry, mask=m_entry, other=float("-inf"))
-        b_equal = ((b_score == threshold) & m_entry).to(tl.int32)
+        b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+        b_equal = (m_entry & (b_key == prefix)).to(tl.int32)
         b_rank = equal + tl.cumsum(b_equal, 0)
-        b_take = (b_score > threshold) | ((b_equal != 0) & (b_rank <= room))
-        b_int = b_take.to(tl.int32)
-        b_position = taken + tl.cumsum(b_int, 0) - 1
+        m_take = (m_entry & (b_key > prefix)) | ((b_equal != 0) & (b_rank <= room))
+        b_take = m_take.to(tl.int32)
         if HAS_OUT:
-            if DESCENDING:
-                b_place = budget - 1 - b_position
-            else:
-                b_place = b_position
-            m_store = b_take & (b_place >= 0) & (b_place < budget)
-            tl.store(OUT + start + b_place, o_entry, mask=m_store)
+            b_place = taken + tl.cumsum(b_take, 0) - 1
+            if CAUSAL:
+                b_place = budget - 1 - b_place
+            tl.store(OUT + start + b_place, o_entry, mask=m_take)
         if HAS_MASK:
             tl.store(MASK + i_row * num_entries + o_entry, b_take.to(tl.uint8), mask=m_entry)
-        taken += tl.sum(b_int, 0)
+        taken += tl.sum(b_take, 0)
         equal += tl.sum(b_equal, 0)
 
 
 def select_top(
     scores: Tensor,
-    cuts: Tensor,
     budgets: Tensor,
     *,
-    lengths: Tensor,
-    starts: Tensor,
+    starts: Tensor | None,
     out: Tensor | None,
-    descending: bool,
     with_mask: bool,
+    num_forced: int,
+    causal_from: int | None,
 ) -> Tensor | None:
     """Do what :func:`patternsearch.kernels.index.select.select_top` does, by one kernel.
 
     Writes the list into ``out`` and returns the mask, if they are asked for.
     """
-    rows, entries = scores.shape
+    groups, rows, entries = scores.shape
     assert scores.is_contiguous()
     assert scores.dtype == torch.float32
     mask = None
     if with_mask:
-        mask = torch.zeros((rows, entries), dtype=torch.uint8, device=scores.device)
-    block = min(4096, max(128, triton.next_power_of_2(entries)))
-    select_top_fwd_kernel[(rows,)](
-        scores, cuts, budgets, starts, lengths,
-        out if out is not None else starts, mask if mask is not None else starts,
-        entries,
-        DESCENDING=descending, HAS_OUT=out is not None, HAS_MASK=mask is not None,
-        BLOCK=block, num_warps=8 if block >= 2048 else 4,
-    )  # fmt: skip
+        mask = torch.empty(scores.shape, dtype=torch.uint8, device=scores.device)
+    block = min(8192, max(128, triton.next_power_of_2(entries)))
+    with device_guard(scores):
+        select_top_fwd_kernel[(groups * rows,)](
+            scores, budgets, starts if starts is not None else budgets,
+            out if out is not None else budgets, mask if mask is not None else budgets,
+            entries, num_forced, rows, causal_from or 0,
+            CAUSAL=causal_from is not None, HAS_OUT=out is not None, HAS_MASK=mask is not None,
+            BLOCK=block, num_warps=max(4, block // 512),
+        )  # fmt: skip
     return mask
 
 
 @triton.jit
+def compact_diagonals_fwd_kernel(CHOSEN, LISTED, COUNTS, num_tiles, BLOCK: tl.constexpr):
+    p_row = tl.program_id(0).to(tl.int64) * num_tiles
+    kept = 0
+    for first in range(0, num_tiles, BLOCK):
+        o_tile = first + tl.arange(0, BLOCK)
+        m_tile = o_tile < num_tiles
+        b_chosen = (tl.load(CHOSEN + p_row + o_tile, mask=m_tile, other=0) != 0).to(tl.int32)
+        b_count = kept + tl.cumsum(b_chosen, 0)
+        tl.store(COUNTS + p_row + o_tile, b_count, mask=m_tile)
+        tl.store(LISTED + p_row + b_count - 1, o_tile, mask=b_chosen != 0)
+        kept += tl.sum(b_chosen, 0)
+
+
+def compact_diagonals(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what :func:`patternsearch.kernels.index.select.compact_diagonals` does, by one kernel.
+
+    List entries after the chosen ones are undefined.
+    """
+    heads, count = chosen.shape
+    listed = torch.empty((heads, count), dtype=torch.int32, device=chosen.device)
+    counts = torch.empty_like(listed)
+    block = min(4096, max(128, triton.next_power_of_2(count)))
+    with device_guard(chosen):
+        compact_diagonals_fwd_kernel[(heads,)](
+            chosen, listed, counts, count, BLOCK=block, num_warps=4
+        )
+    return listed, counts
+
+
+@triton.jit
+def diagonals_of_offsets_fwd_kernel(
+    CHOSEN, OUT, n, num_tiles, TILE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    i_head = tl.program_id(1).to(tl.int64)
+    o_tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # D is touched by the offsets strictly between (D - 1) T and (D + 1) T
+    o_offset = (o_tile[:, None] - 1) * TILE + 1 + tl.arange(0, 2 * TILE)[None, :]
+    m_offset = (o_offset >= 0) & (o_offset < n) & (o_offset < (o_tile[:, None] + 1) * TILE)
+    b_chosen = tl.load(CHOSEN + i_head * n + o_offset, mask=m_offset, other=0)
+    b_touched = tl.max(b_chosen.to(tl.int32), 1)
+    p_out = OUT + i_head * num_tiles + o_tile
+    tl.store(p_out, (b_touched != 0).to(tl.uint8), mask=o_tile < num_tiles)
+
+
+def diagonals_of_offsets(chosen: Tensor, tile: int) -> Tensor:
+    """Do what :func:`patternsearch.kernels.index.select.diagonals_of_offsets` does."""
+    heads, n = chosen.shape
+    count, block = triton.cdiv(n, tile), 32
+    out = torch.empty((heads, count), dtype=torch.uint8, device=chosen.device)
+    with device_guard(chosen):
+        diagonals_of_offsets_fwd_kernel[(triton.cdiv(count, block), heads)](
+            chosen, out, n, count, TILE=tile, BLOCK=block, num_warps=4
+        )
+    return out
+
+
+@triton.jit
 def loose_columns_fwd_kernel(
-    COLUMNS, FIRSTS, SIZES, CHOSEN, START, STRIDE, OUT, COUNT,
-    num_tiles,
+    COLUMNS, SPANS, CHOSEN, OUT, COUNT,
+    num_heads, num_tiles,
     TILE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_u = tl.program_id(0)
     i_head = tl.program_id(1).to(tl.int64)
-    first = tl.load(FIRSTS + i_head)
-    size = tl.load(SIZES + i_head).to(tl.int32)
-    p_out = OUT + tl.load(START + i_head) + tl.load(STRIDE + i_head) * i_u
+    first = tl.load(SPANS + i_head)
+    size = tl.load(SPANS + num_heads + i_head).to(tl.int32)
+    start = tl.load(SPANS + 2 * num_heads + i_head)
+    stride = tl.load(SPANS + 3 * num_heads + i_head)
+    p_out = OUT + start + stride * i_u
     p_chosen = CHOSEN + i_head * num_tiles
     kept = 0
     for begin in range(0, size, BLOCK):
@@ -119,30 +203,21 @@ def loose_columns_fwd_kernel(
 
 
 def loose_columns(
-    columns: Tensor,
-    num_columns: tuple[int, ...],
-    chosen: Tensor,
-    *,
-    tile: int,
-    out_start: Tensor,
-    out_stride: Tensor,
-    out_size: int,
+    columns: Tensor, num_columns: tuple[int, ...], chosen: Tensor, tile: int
 ) -> tuple[Tensor, Tensor]:
-    """Do what :func:`patternsearch.kernels.index.select.loose_columns` does, by one kernel."""
+    """Do what :func:`patternsearch.kernels.index.select.loose_columns` does, by one kernel.
+
+    What follows a row's padding is undefined.
+    """
     heads, count = chosen.shape
-    sizes = np.asarray(num_columns, dtype=np.int64)
-    firsts_and_sizes = torch.from_numpy(np.stack([np.cumsum(sizes) - sizes, sizes]))
-    if columns.device.type == "cuda":
-        firsts_and_sizes = firsts_and_sizes.pin_memory()
-    firsts, on_device_sizes = firsts_and_sizes.to(columns.device, non_blocking=True)
+    spans, out_size = column_spans(num_columns, count, COLUMN_PADDING, columns.device)
     out = torch.empty(max(out_size, 1), dtype=torch.int32, device=columns.device)
     counts = torch.empty((heads, count), dtype=torch.int32, device=columns.device)
-    longest = max(num_columns, default=0)
-    block = min(1024, max(128, triton.next_power_of_2(longest)))
-    loose_columns_fwd_kernel[(count, heads)](
-        columns, firsts, on_device_sizes, chosen.to(torch.uint8).contiguous(),
-        out_start, out_stride, out, counts,
-        count,
-        TILE=tile, PADDING=COLUMN_PADDING, BLOCK=block, num_warps=4,
-    )  # fmt: skip
+    block = min(1024, max(128, triton.next_power_of_2(max(num_columns, default=1))))
+    with device_guard(columns):
+        loose_columns_fwd_kernel[(count, heads)](
+            columns, spans, chosen, out, counts,
+            heads, count,
+            TILE=tile, PADDING=COLUMN_PADDING, BLOCK=block, num_warps=4,
+        )  # fmt: skip
     return out, counts

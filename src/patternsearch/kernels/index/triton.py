@@ -31,7 +31,7 @@ from patternsearch.patterns.geometry import num_tiles, spread_row_positions
 __all__ = ["block_scores", "last_q_scores", "spread_scores"]
 
 LOG2_E = 1.4426950408889634
-ROWS = 128
+ROWS = 64
 """Sampled rows are padded to a multiple of this."""
 KEYS_PER_PROGRAM = 2048
 SCRATCH_BYTES = 2**28
@@ -237,7 +237,7 @@ class _Rows:
             "D": head_dim,
             "D_PAD": padded_head_dim(head_dim),
             "NUM_ROWS": padded,
-            "BLOCK_R": 32 if wide else ROWS,
+            "BLOCK_R": 32 if wide else (128 if padded % 128 == 0 else 64),
             "BLOCK_K": 128,
             "KEYS": KEYS_PER_PROGRAM,
             "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
