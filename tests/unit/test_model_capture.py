@@ -62,7 +62,8 @@ def test_capture_rebuilds_eager_attention(loaded, n):
         p = _probabilities(inputs, lambda head: head // group)
         assert_close(p, eager.attentions[inputs.layer][0], what=f"layer {inputs.layer}")
         out = p @ inputs.v[0].double().repeat_interleave(group, 0)
-        assert_close(inputs.output[0], out, what=f"output of layer {inputs.layer}")
+        size = out.abs().max()
+        assert_close(inputs.output[0] / size, out / size, what=f"output of layer {inputs.layer}")
 
 
 def test_capture_leaves_hidden_states_as_sdpa(loaded):

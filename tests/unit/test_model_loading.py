@@ -15,6 +15,7 @@ from patternsearch.model.loading import adopt_model, default_dtype, load_model
 from patternsearch.model.packages import package_file
 from patternsearch.model.sources import resolve_model
 from patternsearch.model.support import check_supported
+from support.closeness import assert_close
 from support.tiny_models import REFUSED, tiny_config, tiny_model, tiny_model_dir
 
 
@@ -59,6 +60,61 @@ def test_load_model_reads_pickles_only_when_told(tmp_path):
         load_model(folder)
     loaded = load_model(folder, allow_pickle=True)
     assert torch.equal(loaded.model.lm_head.weight, tiny_model().lm_head.weight)
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.layers": "blk",
+}
+
+
+def _write_gguf(model, path):
+    gguf = pytest.importorskip("gguf")
+    config = model.config
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_token_list([f"t{index}" for index in range(config.vocab_size)])
+    for name, parameter in model.named_parameters():
+        for ours, theirs in _GGUF_NAMES.items():
+            name = name.replace(ours, theirs)
+        writer.add_tensor(name, parameter.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_load_model_reads_gguf(tmp_path, capfd, no_network):
+    model = tiny_model("qwen2")
+    _write_gguf(model, tmp_path / "tiny.gguf")
+    loaded = load_model(tmp_path / "tiny.gguf", require_tokenizer=False)
+    assert capfd.readouterr().err.count("it/s") == 0
+    identity, expected = loaded.identity, adopt_model(model).identity
+    assert (identity.weights_format, identity.dtype) == ("gguf", "float32")
+    assert identity.rope == expected.rope
+    assert identity.layer_types == expected.layer_types
+    assert len(set(identity.attention_sha256)) == 3
+    assert identity.tokenizer_sha256
+    ids = torch.arange(300)[None]
+    ours = run_with_capture(loaded, ids, lambda inputs: None)
+    assert_close(ours, run_with_capture(adopt_model(model), ids, lambda inputs: None))
 
 
 def test_default_dtype_is_the_stored_one_on_cuda(tmp_path):
