@@ -75,6 +75,8 @@ def test_estimators_are_compared_on_the_budgets_they_share():
     assert (few.num_budgets, many.num_budgets) == (2, 2)
     assert many.mass_online - few.mass_online == pytest.approx(0.04)
     assert few.gap == pytest.approx(0.05)
+    densities = [counts(candidate, 2048)[2] for candidate in VARIANTS[1:3]]
+    assert few.density == many.density == pytest.approx(sum(densities) / 2)
     assert (few.index_cost, many.index_cost) == (2048 * (64 + 16), 2048 * (64 + 64))
     pooled = rows["block_sparse", "pooled", None]
     streamed = rows["block_sparse", "pooled_query", None]

@@ -105,8 +105,8 @@ def _tables(found: "Frontier") -> list[Any]:
     title = f"Estimators, equal budgets (cost at target {found.target_mass:g}, fraction of dense)"
     estimators = Table(title=title, title_justify="left")
     unit = "index ms" if found.measured else "index products"
-    for name in ("estimator", "tile", "last_q", "spread rows", "length", "budgets", "online mass",
-                 "oracle mass", "gap", unit, "cost"):  # fmt: skip
+    for name in ("estimator", "tile", "last_q", "spread rows", "length", "budgets", "density",
+                 "online mass", "oracle mass", "gap", unit, "cost"):  # fmt: skip
         estimators.add_column(name, justify="left" if name == "estimator" else "right")
     for row in found.estimators:
         estimators.add_row(
@@ -116,6 +116,7 @@ def _tables(found: "Frontier") -> list[Any]:
             _or_dash(row.spread_rows, "d"),
             str(row.length),
             str(row.num_budgets),
+            f"{row.density:.3f}",
             f"{row.mass_online:.4f}",
             _or_dash(row.mass_oracle, ".4f"),
             _or_dash(row.gap, ".4f"),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from patternsearch.selection.select import SelectedHeads
 
 _SHOWN_UPGRADES = 5
+_ONE = {"pairs": "pair", "ms": "ms"}
 
 
 def select(
@@ -125,7 +126,7 @@ def _lines(selected: "SelectedHeads") -> Iterator[Any]:
             )
     if selected.shadow_price is not None:
         yield (
-            f"price     {selected.shadow_price:.3g} mass of one head for each of the next {unit}; "
+            f"price     {selected.shadow_price:.3g} mass of one head per {_ONE[unit]}; "
             f"proved best to {selected.optimality_gap:.2g}"
         )
         for upgrade in selected.upgrades[:_SHOWN_UPGRADES]:

@@ -66,6 +66,7 @@ class EstimatorRow:
             parameter.
         length: tokens.
         num_budgets: candidates averaged.
+        density: mean of what they read; equal budgets of two families need not be equal work.
         mass_online: mean captured mass over heads, samples and budgets.
         mass_oracle: the same with the oracle index; None where it was not scored.
         gap: oracle − online; None likewise.
@@ -81,6 +82,7 @@ class EstimatorRow:
     spread_rows: int | None
     length: int
     num_budgets: int
+    density: float
     mass_online: float
     mass_oracle: float | None
     gap: float | None
@@ -242,6 +244,7 @@ def _estimators(problem: Problem, target: float, cost: CostModel) -> tuple[Estim
                     *variant,
                     length=scores.length,
                     num_budgets=len(budgets),
+                    density=float(table.statistics.density[..., axis].mean()),
                     mass_online=online,
                     mass_oracle=oracle if has_oracle else None,
                     gap=oracle - online if has_oracle else None,
