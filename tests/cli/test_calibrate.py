@@ -109,12 +109,12 @@ def test_missing_tokenizer_is_named(run, tmp_path):
 
 
 def test_interrupt_says_how_to_resume(run, model, tmp_path, monkeypatch):
-    import patternsearch.calibration.run as run_module
+    import patternsearch.calibration.loop as loop_module
 
     def stop(*arguments, **keywords):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "score_sample", stop)
+    monkeypatch.setattr(loop_module, "score_sample", stop)
     code, _, err = run("calibrate", model, "-o", tmp_path / "c.yaml", *SMALL)
     assert code == 130
     assert "run the same command again" in err

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patternsearch.calibration.distributed import Team, joined
+from patternsearch.calibration.follower import follow
 from patternsearch.calibration.request import CalibrationRequest
 from patternsearch.calibration.run import CalibrationRun, calibrate_scores
 from patternsearch.errors import InputError
@@ -60,8 +62,10 @@ def calibrate(
     serve_dtype: str | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
-) -> CalibrationOutcome:
+) -> CalibrationOutcome | None:
     """Calibrate a model and write its config; the scores stay beside it.
+
+    Started by torchrun, the processes share the work.
 
     Args:
         request: what to score.
@@ -71,16 +75,43 @@ def calibrate(
         progress: receives progress.
         note: told one line each.
 
+    Returns:
+        The outcome; None on every process but the first.
+
     Raises:
         PatternsearchError: bad input or environment; finished samples stay on disk.
     """
-    options = options or SelectionOptions(consumer=request.consumer)
+    with joined(request.tp_ranks, request.device) as team:
+        if team.is_leader:
+            return _lead(
+                request,
+                options or SelectionOptions(consumer=request.consumer),
+                team,
+                timings=timings,
+                serve_dtype=serve_dtype,
+                progress=progress,
+                note=note,
+            )
+        follow(request, team)
+        return None
+
+
+def _lead(
+    request: CalibrationRequest,
+    options: SelectionOptions,
+    team: Team,
+    *,
+    timings: Path | None,
+    serve_dtype: str | None,
+    progress: Progress | None,
+    note: Callable[[str], None] | None,
+) -> CalibrationOutcome:
     if request.output.exists() and not is_config_file(request.output):
         raise InputError(
             f"{request.output} exists and is no patternsearch config: choose another output"
         )
     table = load_timings(timings) if timings is not None else None
-    run = calibrate_scores(request, progress=progress, note=note)
+    run = calibrate_scores(request, team=team, progress=progress, note=note)
     cost = None
     if table is not None:
         identity = run.record.model

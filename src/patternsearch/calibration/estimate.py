@@ -76,7 +76,13 @@ def sample_work(loaded: LoadedModel, n: int, *, oracle: bool) -> float:
 
 
 def estimate_work(
-    loaded: LoadedModel, lengths: Sequence[int], *, oracle: bool, probe_seconds: float
+    loaded: LoadedModel,
+    lengths: Sequence[int],
+    *,
+    oracle: bool,
+    probe_seconds: float,
+    num_copies: int = 1,
+    tp_size: int = 1,
 ) -> WorkEstimate:
     """Extrapolate from the time of the fingerprint probe.
 
@@ -85,14 +91,16 @@ def estimate_work(
         lengths: tokens of each remaining sample.
         oracle: whether the oracle pass runs.
         probe_seconds: what the probe took here.
+        num_copies: copies of the model that share the samples.
+        tp_size: tensor-parallel ranks of a copy; memory is that of one rank.
     """
     rate = forward_work(loaded, PROBE_TOKENS) / probe_seconds
     total = sum(sample_work(loaded, n, oracle=oracle) for n in lengths)
     weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     return WorkEstimate(
         num_samples=len(lengths),
-        seconds=total / rate,
-        peak_bytes=int(weights) + _buffer_bytes(loaded, max(lengths, default=0)),
+        seconds=total / rate / num_copies,
+        peak_bytes=int(weights) // tp_size + _buffer_bytes(loaded, max(lengths, default=0)),
     )
 
 

@@ -34,6 +34,7 @@ class CalibrationRequest:
         consumer: whose physical sets are scored.
         oracle: also score every candidate with the oracle index (one more pass).
         row_sample: fraction of the query tiles that are scored, in (0, 1].
+        tp_ranks: tensor-parallel ranks that run one copy of the model here.
         device: torch device.
         dtype: name of a torch dtype; None is the checkpoint's on CUDA and float32 on the CPU.
         allow_extrapolation: lengths beyond the model's positions are allowed, and recorded.
@@ -52,6 +53,7 @@ class CalibrationRequest:
     consumer: Consumer = "patternsearch"
     oracle: bool = False
     row_sample: float = 1.0
+    tp_ranks: int = 1
     device: str = "cpu"
     dtype: str | None = None
     allow_extrapolation: bool = False
@@ -89,7 +91,10 @@ def score_request(
     seed: int,
 ) -> dict[str, Any]:
     """Return everything the scores depend on, as a flat JSON-able mapping."""
+    # Sums over ranks round differently; named only where it applies.
+    parallel = {"tp_ranks": request.tp_ranks} if request.tp_ranks > 1 else {}
     return {
+        **parallel,
         "weights_sha256": identity.weights_sha256,
         "tokenizer_sha256": identity.tokenizer_sha256,
         "recipe_sha256": recipe_sha256,

@@ -3,7 +3,8 @@
 
 The forward stays dense. Each full-attention layer hands its q and k to the scorer and is then
 forgotten, so memory does not grow with depth. A finished sample is on disk before the next one
-starts; a run that is cut short continues where it stopped and ends with the same files.
+starts; a run that is cut short continues where it stopped and ends with the same files. Of
+several processes the leader runs this, the others ``follower.follow``.
 """
 
 import time
@@ -11,15 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from patternsearch._version import __version__
 from patternsearch.calibration.clock import PhaseClock
+from patternsearch.calibration.distributed import Team
 from patternsearch.calibration.estimate import WorkEstimate, estimate_work, sample_work
 from patternsearch.calibration.lock import exclusive
+from patternsearch.calibration.loop import Meter, score_share
 from patternsearch.calibration.plan import ResolvedRecipe, resolve
 from patternsearch.calibration.recipes import HubSource, Recipe, load_recipe, recipe_path
 from patternsearch.calibration.request import CalibrationRequest, score_request
-from patternsearch.calibration.sample_scores import score_sample
 from patternsearch.calibration.samples import Sample, draw_samples
+from patternsearch.calibration.shares import balanced_order, share_of
 from patternsearch.calibration.store import ScoresStore
 from patternsearch.errors import InputError
 from patternsearch.model.fingerprints import fingerprint_heads
@@ -30,7 +35,6 @@ from patternsearch.schema.config import Calibration, Provenance, SampleRecord
 from patternsearch.schema.io import load_grid
 from patternsearch.schema.scores import ScoresFolder, scores_folder_of
 from patternsearch.scoring.engine import LayerScorer
-from patternsearch.scoring.table import sample_table
 from patternsearch.selection.document import RunRecord
 from patternsearch.timing.environment import describe_environment
 
@@ -78,6 +82,7 @@ class _Inputs:
 def calibrate_scores(
     request: CalibrationRequest,
     *,
+    team: Team | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CalibrationRun:
@@ -85,6 +90,7 @@ def calibrate_scores(
 
     Args:
         request: what to do.
+        team: the processes of the run, of which this one is the leader; None runs alone.
         progress: receives the tasks ``digest``, ``samples`` and ``calibrate``.
         note: told in one line each what a person wants to know before the work starts.
 
@@ -92,6 +98,8 @@ def calibrate_scores(
         PatternsearchError: bad input or environment; what was finished stays on disk.
         KeyboardInterrupt: as it came; what was finished stays on disk.
     """
+    team = team or Team()
+    assert team.is_leader
     inputs = _read_inputs(request)
     folder = scores_folder_of(request.output)
     ScoresStore.refuse_foreign(folder)
@@ -102,7 +110,8 @@ def calibrate_scores(
             f"{folder.root} cannot be made ({error.strerror}): choose an output you may write to"
         ) from None
     with exclusive(folder.root / ".lock"):
-        return _run(inputs, folder, progress or Silent(), note or (lambda _: None))
+        team.share("checked", True)
+        return _run(inputs, folder, team, progress or Silent(), note or (lambda _: None))
 
 
 def _read_inputs(request: CalibrationRequest) -> _Inputs:
@@ -124,13 +133,13 @@ def _read_inputs(request: CalibrationRequest) -> _Inputs:
     return inputs
 
 
-def _run(inputs: _Inputs, folder: ScoresFolder, progress: Progress, note: Note) -> CalibrationRun:
+def _run(
+    inputs: _Inputs, folder: ScoresFolder, team: Team, progress: Progress, note: Note
+) -> CalibrationRun:
     request = inputs.request
     started = time.time()
     clock = PhaseClock()
-    scorer_backend: Literal["torch", "triton"] = (
-        "triton" if request.device.startswith("cuda") else "torch"
-    )
+    scorer_backend = _backend_for(request.device)
     scorer = LayerScorer(
         inputs.grid.expand(),
         oracle=request.oracle,
@@ -140,10 +149,11 @@ def _run(inputs: _Inputs, folder: ScoresFolder, progress: Progress, note: Note) 
     with clock.phase("load"):
         loaded = load_model(
             request.model,
-            device=request.device,
+            device=team.device(request.device),
             dtype=request.dtype,
             trust_remote_code=request.trust_remote_code,
             offline=request.offline,
+            tensor_parallel=team.tp_size,
             progress=progress,
         )
     clock.device = loaded.device
@@ -167,17 +177,43 @@ def _run(inputs: _Inputs, folder: ScoresFolder, progress: Progress, note: Note) 
         store.write_run({**document, "status": status, "timings": total, "dates": dates})
 
     write_run("running")
+    waiting = [i for i, sample in enumerate(samples) if not store.has_part(i, sample)]
+    work = [sample_work(loaded, samples[i].num_tokens, oracle=request.oracle) for i in waiting]
+    order = [waiting[at] for at in balanced_order(work, team.num_copies)]
+    team.share(
+        "plan",
+        {
+            "request": store.request,
+            "grid": inputs.grid.model_dump(mode="json"),
+            "backend": scorer_backend,
+            "fingerprint_seed": FINGERPRINT_SEED,
+            "order": order,
+        },
+    )
     with clock.phase("fingerprint"):
         fingerprints = fingerprint_heads(loaded, seed=FINGERPRINT_SEED)
-    waiting = [i for i, sample in enumerate(samples) if not store.has_part(i, sample)]
     if len(waiting) < len(samples):
         note(f"{len(samples) - len(waiting)} of {len(samples)} samples are already scored")
-    note(_estimate(inputs, loaded, [samples[i] for i in waiting], clock).sentence())
+    note(_estimate(inputs, loaded, team, [samples[i] for i in waiting], clock).sentence())
+    meter = Meter(team, loaded, progress, sum(work))
+    meter.start()
     try:
-        _score_all(inputs, store, loaded, samples, waiting, scorer, clock, progress)
+        score_share(
+            samples,
+            share_of(order, team.copy, team.num_copies) if team.size > 1 else waiting,
+            store=store,
+            loaded=loaded,
+            scorer=scorer,
+            clock=clock,
+            meter=meter,
+        )
+        with clock.phase("wait"):
+            team.finish()
+            team.wait(lambda ranks: meter.refresh(f"waiting for {ranks} ranks"))
     except BaseException:
         write_run("running")
         raise
+    meter.finish()
     store.remove_other_parts(len(samples))
     dates["finished"] = time.time()
     record = RunRecord(
@@ -197,45 +233,10 @@ def _run(inputs: _Inputs, folder: ScoresFolder, progress: Progress, note: Note) 
     )
 
 
-def _score_all(
-    inputs: _Inputs,
-    store: ScoresStore,
-    loaded: LoadedModel,
-    samples: Sequence[Sample],
-    waiting: Sequence[int],
-    scorer: LayerScorer,
-    clock: PhaseClock,
-    progress: Progress,
-) -> None:
-    def work(sample: Sample) -> float:
-        return sample_work(loaded, sample.num_tokens, oracle=inputs.request.oracle)
-
-    num_layers = len(loaded.full_layers)
-    progress.start("calibrate", sum(work(samples[i]) for i in waiting), "multiply-adds")
-    for done, index in enumerate(waiting):
-        sample = samples[index]
-        step = work(sample) / num_layers
-
-        def on_layer(
-            layer: int, step: float = step, done: int = done, n: int = sample.length
-        ) -> None:
-            progress.advance(
-                "calibrate", step, f"sample {done + 1}/{len(waiting)}, {n} tokens, layer {layer}"
-            )
-
-        scores = score_sample(loaded, sample, scorer, clock, on_layer)
-        with clock.phase("aggregate"):
-            table = sample_table(
-                scores,
-                sample_id=sample.sample_id,
-                source=sample.source,
-                split=sample.split,
-                length=sample.length,
-                num_tokens=sample.num_tokens,
-            )
-        with clock.phase("write"):
-            store.write_part(index, sample, table)
-    progress.finish("calibrate")
+def _backend_for(device: str) -> Literal["torch", "triton"]:
+    if device == "auto":
+        return "triton" if torch.cuda.is_available() else "torch"
+    return "triton" if device.startswith("cuda") else "torch"
 
 
 def _samples(
@@ -286,13 +287,19 @@ def _score_request(inputs: _Inputs, loaded: LoadedModel, backend: str) -> dict[s
 
 
 def _estimate(
-    inputs: _Inputs, loaded: LoadedModel, samples: Sequence[Sample], clock: PhaseClock
+    inputs: _Inputs,
+    loaded: LoadedModel,
+    team: Team,
+    samples: Sequence[Sample],
+    clock: PhaseClock,
 ) -> WorkEstimate:
     return estimate_work(
         loaded,
         [sample.num_tokens for sample in samples],
         oracle=inputs.request.oracle,
         probe_seconds=clock.seconds["fingerprint"],
+        num_copies=team.num_copies,
+        tp_size=team.tp_size,
     )
 
 

@@ -2,14 +2,17 @@
 """One sample through the model, every full-attention layer scored as it passes."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.samples import Sample
 from patternsearch.model.capture import AttentionInputs, run_with_capture
 from patternsearch.model.loading import LoadedModel
+from patternsearch.model.tensor_parallel import gather_heads
 from patternsearch.scoring.engine import LayerScorer, LayerScores
 
 __all__ = ["dense_attention_for", "score_sample"]
@@ -45,7 +48,7 @@ def score_sample(
         on_layer: called after each scored layer.
 
     Returns:
-        Scores by layer, on the CPU.
+        Scores of all heads by layer, on the CPU, on every tensor-parallel rank.
     """
     scores: dict[int, LayerScores] = {}
 
@@ -61,4 +64,30 @@ def score_sample(
         run_with_capture(
             loaded, token_ids, on_attention, dense_attention=dense_attention_for(loaded.device)
         )
+    if loaded.tensor_parallel > 1:
+        with clock.phase("gather"):
+            return _gathered(scores, loaded)
     return scores
+
+
+def _gathered(scores: dict[int, LayerScores], loaded: LoadedModel) -> dict[int, LayerScores]:
+    """Put the heads of all tensor-parallel ranks together, in the order of their global numbers.
+
+    A head's sums were made whole on its rank, so nothing is averaged here.
+    """
+    layers = sorted(scores)
+    names = [field.name for field in fields(LayerScores) if field.name != "specs"]
+
+    def whole(name: str) -> Any:
+        local = np.stack([getattr(scores[layer], name) for layer in layers], axis=1)
+        # Counts stay below 2^53, so float64 holds them.
+        tensor = torch.from_numpy(local.astype(np.float64)).to(loaded.device)
+        return gather_heads(tensor, loaded.tensor_parallel).cpu().numpy().astype(local.dtype)
+
+    arrays = {name: whole(name) for name in names}
+    return {
+        layer: LayerScores(
+            specs=scores[layer].specs, **{name: arrays[name][:, at] for name in names}
+        )
+        for at, layer in enumerate(layers)
+    }

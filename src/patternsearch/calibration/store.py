@@ -171,6 +171,30 @@ class ScoresStore:
                 "restore them to continue, or pass --fresh to start over"
             )
 
+    def read_samples(self) -> list[Sample]:
+        """Return the samples on disk, without where their documents began.
+
+        Raises:
+            ScoresError: samples.parquet cannot be read.
+        """
+        try:
+            rows = pq.read_table(self.folder.samples, schema=_LAYOUT)
+        except (OSError, pa.ArrowException) as error:
+            raise ScoresError(
+                f"{self.folder.samples} cannot be read ({error}): all processes of a run need the "
+                "same scores folder, on a file system that they share"
+            ) from None
+        tokens = rows.column("token_ids")
+        return [
+            Sample(
+                **row,
+                token_ids=np.asarray(tokens[place].values, dtype=np.int32),
+                documents=(),
+                task=None,
+            )
+            for place, row in enumerate(rows.drop_columns("token_ids").to_pylist())
+        ]
+
     # --- parts -----------------------------------------------------------------------------
 
     def has_part(self, index: int, sample: Sample) -> bool:

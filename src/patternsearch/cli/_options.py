@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, so that the same flag reads the same everywhere."""
 
+from fractions import Fraction
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ __all__ = [
     "OfflineOpt",
     "TpSizeOpt",
     "TrustOpt",
+    "parse_fraction",
     "parse_lengths",
 ]
 
@@ -62,3 +64,18 @@ def parse_lengths(text: str | None) -> tuple[int, ...] | None:
             )
         lengths.add(int(digits) * scale)
     return tuple(sorted(lengths))
+
+
+def parse_fraction(text: str) -> float:
+    """Parse ``1/8`` or ``0.125`` into a fraction in (0, 1].
+
+    Raises:
+        InputError: it is neither, or outside the range.
+    """
+    try:
+        value = float(Fraction(text.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not 0.0 < value <= 1.0:
+        raise InputError(f"{text!r} is not a fraction above 0 and up to 1: write 1/8 or 0.125")
+    return value

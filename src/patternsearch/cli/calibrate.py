@@ -17,6 +17,7 @@ from patternsearch.cli._options import (
     OfflineOpt,
     TpSizeOpt,
     TrustOpt,
+    parse_fraction,
     parse_lengths,
 )
 from patternsearch.cli._output import Output, stderr_console
@@ -60,6 +61,14 @@ def calibrate(
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Score oracle indices too.", rich_help_panel=_SEARCH)
     ] = False,
+    row_sample: Annotated[
+        str,
+        typer.Option(
+            metavar="FRACTION",
+            help="Score this part of the query rows, such as 1/8; masses get standard errors.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "1",
     target_mass: Annotated[
         float, typer.Option(help="Captured mass every head must reach.", rich_help_panel=_SELECT)
     ] = 0.95,
@@ -83,6 +92,14 @@ def calibrate(
         ),
     ] = None,
     tp_size: TpSizeOpt = 1,
+    tp_ranks: Annotated[
+        int,
+        typer.Option(
+            help="Under torchrun: processes that hold one copy of the model together.",
+            min=1,
+            rich_help_panel=_RUN,
+        ),
+    ] = 1,
     device: DeviceOpt = None,
     dtype: DtypeOpt = None,
     resume: Annotated[
@@ -110,8 +127,12 @@ def calibrate(
     """Score every head's candidates on real text and write the config that meets the target.
 
     Example: patternsearch calibrate ./Llama-3.1-8B -o llama.yaml --lengths 8k,32k
+
+    Several GPUs: torchrun --nproc-per-node 8 -m patternsearch calibrate … (add --tp-ranks 4 for
+    two copies of the model on four GPUs each).
     """
     from patternsearch.calibration.api import calibrate as run_calibration
+    from patternsearch.calibration.distributed import PeerError, is_first_process
     from patternsearch.calibration.request import CalibrationRequest
     from patternsearch.cli._summary import calibration_summary
     from patternsearch.selection.options import SelectionOptions
@@ -128,6 +149,8 @@ def calibrate(
         seed=seed,
         consumer=consumer,
         oracle=oracle,
+        row_sample=parse_fraction(row_sample),
+        tp_ranks=tp_ranks,
         device=device or default_device(),
         dtype=dtype,
         allow_extrapolation=allow_extrapolation,
@@ -143,13 +166,23 @@ def calibrate(
         tp_size=tp_size,
     )
     try:
+        if not is_first_process():
+            run_calibration(request, options)
+            return
         with progress_for(stderr_console(), log_json=log_json) as progress:
             outcome = run_calibration(
                 request, options, timings=timings, progress=progress, note=out.note
             )
+    except PeerError as stopped:
+        if is_first_process():
+            raise
+        raise typer.Exit(stopped.exit_code) from None
     except KeyboardInterrupt:
+        if not is_first_process():
+            raise typer.Exit(130) from None
         out.note("interrupted: finished samples are kept; run the same command again to continue")
         raise typer.Exit(130) from None
+    assert outcome is not None
     out.show(*calibration_summary(outcome))
     out.data(outcome.as_document())
 

@@ -30,7 +30,8 @@ class AttentionInputs:
 
     Attributes:
         layer: Global layer index.
-        q: [1, Hq, n, d] after rotary embedding and QK-norm, any strides, the model's dtype.
+        q: [1, Hq, n, d] after rotary embedding and QK-norm, any strides, the model's dtype; of a
+            tensor-parallel rank, its own heads, here and below.
         k: [1, Hkv, n, d], not repeated.
         v: [1, Hkv, n, dv].
         scale: Attention logits are scale · q · k.
@@ -144,7 +145,12 @@ class _Run:
                 f"layer {layer} of the model ({kind}) uses a window of {window} tokens although "
                 f"it counts as full attention; use lengths of at most {window}"
             )
-        expected = (identity.num_query_heads, identity.num_kv_heads, identity.head_dim)
+        ranks = self.loaded.tensor_parallel
+        expected = (
+            identity.num_query_heads // ranks,
+            identity.num_kv_heads // ranks,
+            identity.head_dim,
+        )
         found = (q.shape[1], k.shape[1], q.shape[3])
         if is_full and (found != expected or options.scale != identity.attention_scale):
             raise ModelError(

@@ -13,6 +13,7 @@ from torch import Tensor
 from patternsearch.model.capture import AttentionInputs, run_with_capture
 from patternsearch.model.loading import LoadedModel
 from patternsearch.model.probe import probe_token_ids
+from patternsearch.model.tensor_parallel import gather_heads
 from patternsearch.schema.config import Fingerprints
 
 __all__ = [
@@ -48,7 +49,8 @@ def fingerprint_heads(
     values: list[tuple[tuple[float, ...], ...]] = [()] * loaded.identity.num_layers
 
     def describe(inputs: AttentionInputs) -> None:
-        features = attention_features(inputs.q, inputs.k, scale=inputs.scale).cpu()
+        features = attention_features(inputs.q, inputs.k, scale=inputs.scale)
+        features = gather_heads(features, loaded.tensor_parallel).cpu()
         values[inputs.layer] = tuple(tuple(row) for row in features.tolist())
 
     run_with_capture(loaded, torch.tensor([ids]), describe)

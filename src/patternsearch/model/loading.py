@@ -2,15 +2,16 @@
 """Load a model for capture: only what is supported, complete, and from plain tensors."""
 
 import copy
+import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from patternsearch.errors import EnvironmentLacks, InputError, ModelError
+from patternsearch.errors import EnvironmentLacks, InputError, ModelError, UnsupportedModel
 from patternsearch.model.identity import (
     build_skeleton,
     describe_skeleton,
@@ -44,6 +45,8 @@ class LoadedModel:
         identity: What a config is bound to; its dtype is that of the stored weights.
         dtype: What the model computes in.
         device: Where its input ids go.
+        tensor_parallel: Ranks that this copy of the model is spread over; this process holds the
+            heads of one.
     """
 
     model: Any
@@ -51,6 +54,7 @@ class LoadedModel:
     identity: ModelIdentity
     dtype: torch.dtype
     device: torch.device
+    tensor_parallel: int = 1
 
     @property
     def backbone(self) -> Any:
@@ -74,6 +78,7 @@ def load_model(
     digests: bool = True,
     allow_pickle: bool = False,
     offline: bool = False,
+    tensor_parallel: int = 1,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a checkpoint folder, a ``.gguf`` file, ``package:NAME/FILE`` or a hub id.
@@ -88,9 +93,12 @@ def load_model(
         digests: False skips the weights' digests in the identity.
         allow_pickle: Accept a ``.bin`` checkpoint, read with ``weights_only=True``.
         offline: Resolve a hub id from the local cache only.
+        tensor_parallel: Ranks of the default torch.distributed group, which hold one copy of the
+            model together, each its heads; 1 needs no group.
         progress: Told about the digest's bytes.
 
     Raises:
+        InputError: If the heads cannot be split over the ranks.
         ModelError: If it is no complete checkpoint, or the tokenizer is missing.
         UnsupportedModel: If its attention cannot be searched; before any weight is read.
         EnvironmentLacks: If a device, a package or the hub cannot be had.
@@ -106,8 +114,9 @@ def load_model(
     tokenizer = _load_tokenizer(source, trust_remote_code) if require_tokenizer else None
     identity = describe_skeleton(source, skeleton, weights=digests, progress=progress)
     run_dtype = _check_dtype(dtype) or default_dtype(identity, where)
-    model = _load_weights(source, config, where, run_dtype, trust_remote_code)
-    return LoadedModel(model, tokenizer, identity, run_dtype, _input_device(model))
+    _check_tensor_parallel(source, skeleton, identity, tensor_parallel)
+    model = _load_weights(source, config, where, run_dtype, trust_remote_code, tensor_parallel)
+    return LoadedModel(model, tokenizer, identity, run_dtype, _input_device(model), tensor_parallel)
 
 
 def adopt_model(
@@ -174,6 +183,28 @@ def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return _DTYPES[name]
 
 
+def _check_tensor_parallel(
+    source: ModelSource, skeleton: Any, identity: ModelIdentity, size: int
+) -> None:
+    if size == 1:
+        return
+    if source.weights_format == "gguf":
+        raise InputError(
+            f"{source.reference}: a .gguf file cannot be split over {size} ranks while it is "
+            "loaded: use a safetensors checkpoint, or one rank"
+        )
+    if identity.num_kv_heads % size or identity.num_query_heads % size:
+        raise InputError(
+            f"{identity.num_query_heads} query heads and {identity.num_kv_heads} kv heads cannot "
+            f"be split over {size} ranks: choose a number that divides both"
+        )
+    if not skeleton.supports_tp_plan:
+        raise UnsupportedModel(
+            f"transformers has no tensor-parallel plan for {identity.architecture}: run it on one "
+            "rank, or with the device auto"
+        )
+
+
 def _load_tokenizer(source: ModelSource, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
@@ -204,6 +235,7 @@ def _load_weights(
     device: str,
     dtype: torch.dtype,
     trust_remote_code: bool,
+    tensor_parallel: int,
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -217,7 +249,11 @@ def _load_weights(
         }
     else:
         keywords = {"use_safetensors": source.weights_format == "safetensors"}
-    if device == "auto":
+    if tensor_parallel > 1:
+        from transformers.distributed import DistributedConfig
+
+        keywords["distributed_config"] = DistributedConfig(tp_size=tensor_parallel, tp_plan="auto")
+    elif device == "auto":
         keywords["device_map"] = "auto"
     try:
         with _quiet_library():
@@ -245,20 +281,21 @@ def _load_weights(
                 f"the checkpoint {source.reference} {what} {len(keys)} tensors, such as {keys[0]}; "
                 "complete it (config.json and weights must belong together)"
             )
-    if device != "auto":
+    if device != "auto" and tensor_parallel == 1:
         model = model.to(device)
     return model.eval().requires_grad_(False)
 
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Silence transformers' own progress bars for a while."""
+    """Silence the library's own progress bars for a while (warnings are logged and stay)."""
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # the GGUF reader's bar has no switch
+            yield
     finally:
         if was_on:
             logging.enable_progress_bar()

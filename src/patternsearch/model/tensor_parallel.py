@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensor-parallel layout as the config records it; head numbering stays global."""
 
+from typing import TYPE_CHECKING
+
 from patternsearch.errors import InputError
 from patternsearch.patterns.tensor_parallel import kv_head_range, query_head_range
 from patternsearch.schema.config import RankSlice
 
-__all__ = ["rank_slices"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["gather_heads", "rank_slices"]
 
 
 def rank_slices(num_query_heads: int, num_kv_heads: int, size: int) -> tuple[RankSlice, ...]:
@@ -28,3 +33,24 @@ def rank_slices(num_query_heads: int, num_kv_heads: int, size: int) -> tuple[Ran
         )
     except ValueError as error:
         raise InputError(f"tensor-parallel size {size}: {error}; choose another size") from None
+
+
+def gather_heads(local: "Tensor", size: int) -> "Tensor":
+    """Put the heads of all ranks of this copy of the model together.
+
+    Args:
+        local: [Hq / size, ...], this rank's heads; of the same shape on every rank.
+        size: ranks of the default torch.distributed group; 1 needs no group.
+
+    Returns:
+        [Hq, ...], by global head number, on every rank.
+    """
+    if size == 1:
+        return local
+    import torch
+    import torch.distributed as dist
+
+    assert dist.get_world_size() == size
+    parts = [torch.empty_like(local) for _ in range(size)]
+    dist.all_gather(parts, local.contiguous())
+    return torch.cat(parts)
