@@ -35,25 +35,33 @@ PATTERNS = st.one_of(
     ),
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+WORDS = TEXT.map(lambda text: f"s{text}")
+"""Strings that no YAML reader takes for a number; PyYAML leaves ``1e5`` unquoted."""
 FRACTIONS = st.floats(0, 1)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | NUMBERS | TEXT,
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(TEXT.map(lambda t: t[:12]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
+
+
+def plain_values(text):
+    return st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**25), 10**25) | NUMBERS | text,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+        max_leaves=12,
+    )
+
+
+PLAIN = plain_values(TEXT)
 
 
 @st.composite
-def configs(draw):
+def configs(draw, text=TEXT):
     document = make_document(2, 2, 1, lengths=(64,))
-    document["model"]["reference"] = draw(TEXT)
+    document["model"]["reference"] = draw(text)
     document["model"]["attention_scale"] = draw(NUMBERS)
-    document["model"]["rope"]["full"]["parameters"] = draw(st.dictionaries(TEXT, PLAIN, max_size=3))
-    document["calibration"]["recipe"] = draw(TEXT)
-    document["calibration"]["samples"][0]["source"] = draw(TEXT)
+    document["model"]["rope"]["full"]["parameters"] = draw(
+        st.dictionaries(text, plain_values(text), max_size=3)
+    )
+    document["calibration"]["recipe"] = draw(text)
+    document["calibration"]["samples"][0]["source"] = draw(text)
     for heads in document["heads"]:
         for head in heads:
             head["pattern"] = draw(PATTERNS).model_dump()
@@ -76,11 +84,11 @@ def test_load_of_dump_is_the_identity_and_bytes_are_stable(config, form):
 
 
 @settings(max_examples=60, deadline=None)
-@given(configs())
+@given(configs(WORDS))
 def test_forms_and_foreign_writers_agree(config):
     as_yaml = io.dumps_config(config, "yaml")
     as_json = io.dumps_config(config, "json")
-    foreign = yaml.safe_dump(json.loads(as_json), sort_keys=True, allow_unicode=True)
+    foreign = yaml.safe_dump(json.loads(as_json), sort_keys=True)
     for text, name in ((as_json, "x.json"), (foreign, "x.yaml")):
         loaded = io.config_from_source(parse_source(text.encode(), name))
         assert io.dumps_config(loaded, "yaml") == as_yaml
