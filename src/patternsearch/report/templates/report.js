@@ -1,0 +1,123 @@
+// Assembly of the report page.
+
+function headRows(model) {
+  const last = model.lengths.length - 1, rows = [];
+  for (let layer = 0; layer < model.num_layers; layer++) for (let head = 0; head < model.num_heads; head++) {
+    const choice = model.choice.at(layer, head);
+    if (Number.isNaN(choice)) continue;
+    const pattern = model.patterns[choice], second = model.runner_up.pattern.at(layer, head);
+    const worst = last >= 0 ? Math.min(...model.lengths.map((_, k) => model.at.mass_worst_region.at(k, layer, head))) : NaN;
+    const value = key => last >= 0 ? model.at[key].at(last, layer, head) : NaN;
+    rows.push({
+      layer, head, kind: pattern.kind, pattern: pattern.short, worst, mean: value("mass_mean"), heldout: value("heldout_worst_region"), density: value("density"),
+      ms: value("predicted_ms"), gap: last >= 0 ? model.oracle_gap.at(last, layer, head) : NaN, margin: margin(model, layer, head),
+      runner_up: Number.isNaN(second) ? null : model.patterns[second].short, score: model.file_score ? model.file_score.values.at(layer, head) : NaN,
+    });
+  }
+  return rows;
+}
+
+/** How much more the runner-up costs, as a fraction; density stands in where nothing was measured. */
+function margin(model, layer, head) {
+  const last = model.lengths.length - 1;
+  if (last < 0 || Number.isNaN(model.runner_up.pattern.at(layer, head))) return NaN;
+  const key = model.measured ? "predicted_ms" : "density";
+  const mine = model.at[key].at(last, layer, head), other = model.runner_up[key].at(layer, head);
+  return known(mine) && known(other) && mine > 0 ? other / mine - 1 : NaN;
+}
+
+function mapMetrics(model) {
+  let k = model.lengths.length - 1;
+  const at = key => (l, i) => k < 0 ? NaN : model.at[key].at(k, l, i);
+  const none = k < 0, noTime = !model.measured, gapKnown = !none && model.oracle_gap.data.some(v => !Number.isNaN(v));
+  const kindOf = (l, i) => { const c = model.choice.at(l, i); return Number.isNaN(c) ? NaN : model.kinds.findIndex(x => x.kind === model.patterns[c].kind); };
+  const metrics = [
+    { value: "kind", label: "Kind", cell: kindOf, csv: (l, i) => { const p = kindOf(l, i); return Number.isNaN(p) ? "" : model.kinds[p].kind; }, letters: ["D", "A", "V", "B"],
+      classes: model.kinds.map(x => ({ label: `${x.label} ${model.totals.kinds[x.kind] || 0}`, color: () => kindColor(x.kind), variable: "--" + x.kind })), caption: "Which shape each head runs. Click a cell to open the head." },
+    { value: "mass_mean", label: "Mean mass", cell: at("mass_mean"), disabled: none, top: 1, caption: "Mean captured mass over calibration samples." },
+    { value: "mass_worst", label: "Worst mass", cell: at("mass_worst_region"), disabled: none, top: 1, caption: "Captured mass on the worst sample and region." },
+    { value: "heldout", label: "Held-out", cell: at("heldout_worst_region"), disabled: none || !model.at.heldout_worst_region.data.some(v => !Number.isNaN(v)), top: 1, caption: "Worst sample and region of the held-out samples." },
+    { value: "density", label: "Density", cell: at("density"), disabled: none, reverse: true, caption: "Causal pairs read / all causal pairs." },
+    { value: "predicted_ms", label: "Time", cell: at("predicted_ms"), disabled: none || noTime, title: noTime ? "not measured: select with a timing table" : null, reverse: true, caption: "Predicted milliseconds of the head's attention, index included." },
+    { value: "oracle_gap", label: "Oracle gap", cell: (l, i) => k < 0 ? NaN : model.oracle_gap.at(k, l, i), disabled: !gapKnown, title: gapKnown ? null : "no oracle index was scored: calibrate with --oracle", reverse: true, caption: "Oracle − online mass: what the estimator loses." },
+    { value: "margin", label: "Runner-up", cell: (l, i) => margin(model, l, i), column: "runner_up_margin", disabled: none, tickformat: ".0%", caption: `How much more the runner-up ${noTime ? "reads (density; not measured)" : "costs"} at the longest length. Near zero: the choice is close.` },
+  ];
+  if (model.file_score) metrics.push({ value: "file_score", label: "File score", cell: (l, i) => model.file_score.values.at(l, i), caption: `Score in the imported file: ${model.file_score.kind.replace("_", " ")}. Not measured by patternsearch.` });
+  return { metrics, setLength: value => { k = value; } };
+}
+
+function build_report(data, main) {
+  const model = data.config, scores = data.scores, head = data.headline;
+  const mounts = [];
+  const add = part => { if (part.mount) mounts.push(part); return part.root || part; };
+  const hasLengths = model.lengths.length > 0, last = model.lengths[model.lengths.length - 1];
+  const total = Object.values(model.totals.kinds).reduce((a, b) => a + b, 0);
+
+  main.append(...data.notes.map(note => h("p", { class: "note" }, note)));
+  main.append(h("section", { id: "summary" },
+    h("div", { class: "cards" },
+      card("heads", String(total), `${model.num_layers} layers × ${model.num_heads}`),
+      card("density", hasLengths ? fixed(head.density) : "–", hasLengths ? `mean at ${tokens(last)}` : "nothing measured"),
+      card("worst captured mass", hasLengths ? fixed(head.worst_mass, 4) : "–", known(model.target) ? `target ${model.target}` : "no target"),
+      model.measured
+        ? card("attention", known(head.speed_up) ? head.speed_up.toFixed(2) + "×" : ms(head.predicted_ms), `predicted, ${ms(head.predicted_ms)} at ${tokens(last)} on ${model.device}`)
+        : card("time", "not measured", "measured: false, chosen by counted work", true),
+      card("break-even", known(model.min_length) ? tokens(model.min_length) : "not measured", known(model.min_length) ? "below, dense is faster" : "needs a timing table", !known(model.min_length)))));
+
+  const { metrics, setLength } = mapMetrics(model);
+  let view = null;
+  const hover = (l, i) => {
+    const c = model.choice.at(l, i);
+    if (Number.isNaN(c)) return `layer ${l}: ${model.layer_types[l]} attention`;
+    const lines = [`layer ${l}, head ${i}`, plain(model.patterns[c].plain)];
+    model.lengths.forEach((n, k) => lines.push(`${tokens(n)}: mass ${fixed(model.at.mass_mean.at(k, l, i), 4)}, worst ${fixed(model.at.mass_worst_region.at(k, l, i), 4)}, density ${fixed(model.at.density.at(k, l, i))}` + (model.measured ? `, ${ms(model.at.predicted_ms.at(k, l, i))}` : "")));
+    return lines.join("<br>");
+  };
+  const map = headMap({ numLayers: model.num_layers, numHeads: model.num_heads, metrics, first: "kind", title: "Layers × heads", name: "heads-map", hover, onPick: (l, i) => view.open(l, i), selected: () => view && view.place });
+  if (model.lengths.length > 1) map.controls.append(segments("Length", model.lengths.map((n, k) => ({ value: k, label: tokens(n) })), model.lengths.length - 1, value => { setLength(value); map.redraw(); }));
+  mounts.push(map);
+  view = new HeadView(data, () => map.redraw());
+  const others = [...new Set(model.layer_types)].filter(t => t !== "full");
+  main.append(h("section", { id: "map" }, h("h2", {}, "Heads"),
+    h("p", { class: "intro" }, "Every query head by layer. " + (others.length ? `Empty rows are ${others.join(" and ")} layers, which are left alone. ` : "") + "Open a head to see why it runs what it runs."),
+    h("div", { class: "share", role: "img", "aria-label": model.kinds.map(k => `${k.label} ${model.totals.kinds[k.kind] || 0}`).join(", ") },
+      model.kinds.filter(k => model.totals.kinds[k.kind]).map(k => h("span", { style: `flex:${model.totals.kinds[k.kind]};background:var(--${k.kind})`, title: `${k.label}: ${model.totals.kinds[k.kind]} heads` }))), map.root));
+
+  if (hasLengths) {
+    const parts = [];
+    if (scores) parts.push(...wholeFrontier(model, scores));
+    parts.push(splitFigure(model), rankFigure(model), breakEvenFigure(model), layerFigure(model));
+    main.append(h("section", { id: "whole" }, h("h2", {}, "Whole model"), h("div", { class: "grid" }, parts.map(add))));
+  }
+
+  const columns = [
+    { key: "layer", label: "layer", number: true }, { key: "head", label: "head", number: true },
+    { key: "kind", label: "kind", node: row => kindChip(model.kinds, row.kind) }, { key: "pattern", label: "pattern" },
+    ...(hasLengths ? [
+      { key: "worst", label: "worst mass", number: true, digits: 4, title: "worst sample, region and length" }, { key: "mean", label: "mean mass", number: true, digits: 4 },
+      { key: "heldout", label: "held-out worst", number: true, digits: 4 }, { key: "density", label: "density", number: true, digits: 3 },
+      ...(model.measured ? [{ key: "ms", label: "ms", number: true, digits: 4 }] : []), { key: "gap", label: "oracle gap", number: true, digits: 4 },
+      { key: "margin", label: "runner-up margin", number: true, format: v => percent(v) }, { key: "runner_up", label: "runner-up" }] : []),
+    ...(model.file_score ? [{ key: "score", label: "file score", number: true, digits: 4 }] : []),
+  ];
+  main.append(h("section", { id: "heads" }, h("h2", {}, "All heads"), hasLengths ? h("p", { class: "intro" }, `Numbers at ${tokens(last)}; worst mass over all lengths. ${model.measured ? "" : "No times: measured is false."}`) : null,
+    sortableTable({ name: "heads", columns, rows: headRows(model), search: true, onRow: row => view.open(row.layer, row.head),
+      filters: [{ key: "kind", label: "Kind", options: model.kinds.map(k => ({ value: k.kind, label: k.label })) }, { key: "layer", label: "Layer", options: range(model.num_layers).filter(l => model.layer_types[l] === "full").map(l => ({ value: String(l), label: String(l) })) }] })));
+
+  if (scores) {
+    const unit = scores.unit === "ms" ? "index, ms" : "index, products";
+    if (scores.estimators.length) main.append(h("section", { id: "estimators" }, h("h2", {}, "Estimators"),
+      h("p", { class: "intro" }, `Mean mass over heads, samples and shared budgets; cost at target ${scores.estimator_target} if a head could only choose this way or dense. ${scores.measured ? "" : "Costs are counted, not measured."}`),
+      sortableTable({ name: "estimators", rows: scores.estimators, columns: [
+        { key: "kind", label: "kind", node: row => kindChip(model.kinds, row.kind) }, { key: "estimator", label: "estimator" }, { key: "tile", label: "tile", number: true }, { key: "length", label: "tokens", number: true }, { key: "num_budgets", label: "budgets", number: true },
+        { key: "mass_online", label: "online mass", number: true, digits: 4 }, { key: "mass_oracle", label: "oracle mass", number: true, digits: 4 }, { key: "gap", label: "gap", number: true, digits: 4 },
+        { key: "index_cost", label: unit, number: true, format: v => scores.unit === "ms" ? fixed(v, 4) : known(v) ? v.toExponential(1) : "–" }, { key: "cost_at_target", label: "cost at target, of dense", number: true, format: v => percent(v) }] })));
+    main.append(h("section", { id: "samples" }, h("h2", {}, "Samples"), sortableTable({ name: "samples", rows: scores.samples, columns: [
+      { key: "id", label: "sample", text: true }, { key: "source", label: "source" }, { key: "split", label: "split" }, { key: "length", label: "length", number: true }, { key: "num_tokens", label: "tokens", number: true }] })));
+  }
+  main.append(h("section", { id: "facts" }, h("h2", {}, "What this config is bound to"),
+    data.facts.map(([group, pairs], i) => h("details", { open: i < 2 }, h("summary", {}, group), h("dl", {}, pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))))));
+  mountAll(mounts);
+  const wanted = /^#head-(\d+)-(\d+)$/.exec(location.hash);
+  if (wanted && Number(wanted[1]) < model.num_layers && Number(wanted[2]) < model.num_heads) view.open(Number(wanted[1]), Number(wanted[2]));
+}
