@@ -59,6 +59,19 @@ def test_a_plain_yaml_reader_reads_the_same_values(config, tmp_path):
     assert '"mass_std": 1.0e-17' in io.dumps_config(small)
 
 
+@pytest.mark.parametrize(
+    "text", ["word\n", "", " x", "x ", "a: b", "- a", "#x", "yes", "1e5", "0x10", "\x85", "\u2028é"]
+)
+def test_awkward_strings_survive(text, tmp_path):
+    document = make_document(1, 1, 1)
+    document["model"]["reference"] = text
+    document["model"]["rope"]["full"]["parameters"] = {text: text}
+    config = PatternConfig.model_validate(document)
+    for suffix in ("yaml", "json"):
+        io.dump_config(config, tmp_path / f"c.{suffix}")
+        assert io.load_config(tmp_path / f"c.{suffix}") == config
+
+
 def test_layout_and_key_order_do_not_matter(config, tmp_path):
     text = io.dumps_config(config)
     document = yaml.safe_load(text)

@@ -18,8 +18,8 @@ from patternsearch.errors import InputError
 
 __all__ = ["canonical_json", "canonical_sha256", "canonical_yaml", "compact_json"]
 
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]{0,38}$")  # digests are longer and always quoted
-_RESERVED = re.compile(r"(null|true|false|yes|no|on|off|y|n|nan|inf|infinity)$", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./+-]{0,38}")  # digests are longer and always quoted
+_RESERVED = re.compile(r"(null|true|false|yes|no|on|off|y|n|nan|inf|infinity)", re.IGNORECASE)
 _POINTLESS = re.compile(r"(?:^|[\[ ])-?[0-9]+e[-+]?[0-9]")  # 1e-05, which YAML 1.1 takes for text
 _NOT_PRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -130,7 +130,7 @@ def _yaml_scalar(value: Any) -> str:
 
 
 def _yaml_string(value: str) -> str:
-    if _PLAIN.match(value) and not _RESERVED.match(value):
+    if _PLAIN.fullmatch(value) and not _RESERVED.fullmatch(value):
         return value
     return _string(value)
 

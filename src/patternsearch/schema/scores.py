@@ -12,7 +12,10 @@ from pathlib import Path
 from patternsearch.patterns.candidates import CANDIDATE_COLUMNS
 
 __all__ = [
+    "ERROR_COLUMNS",
+    "LOW_COLUMNS",
     "MASS_COLUMNS",
+    "SAMPLED_COLUMNS",
     "SAMPLES_COLUMNS",
     "SCORES_COLUMNS",
     "ScoresFolder",
@@ -38,7 +41,12 @@ SCORES_COLUMNS: tuple[str, ...] = (
     "tiles",
     "columns",
 )
-"""One row a sample × layer × head × candidate × index; row sampling appends its standard errors."""
+"""One row a sample × layer × head × candidate × index."""
+
+ERROR_COLUMNS: tuple[str, ...] = tuple(f"{name}_se" for name in MASS_COLUMNS)
+LOW_COLUMNS: tuple[str, ...] = tuple(f"{name}_low" for name in MASS_COLUMNS)
+SAMPLED_COLUMNS: tuple[str, ...] = (*ERROR_COLUMNS, *LOW_COLUMNS)
+"""Appended to the scores of a sample of rows: standard errors and lower 95% confidence bounds."""
 
 SAMPLES_COLUMNS: tuple[str, ...] = (
     "sample_id",

@@ -24,11 +24,11 @@ PLACEHOLDER = "json-item"
 _MAX_TOP_LEVEL_KEYS = 256
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,29})$")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$")
-_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)$", re.IGNORECASE)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,29})")
+_FLOAT = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf|infinity)", re.IGNORECASE)
 _AMBIGUOUS = re.compile(
-    r"(yes|no|on|off|true|false|null)$|[-+]?0[xob][0-9a-f_]+$|[-+]?[0-9][0-9_]*$", re.IGNORECASE
+    r"(yes|no|on|off|true|false|null)|[-+]?0[xob][0-9a-f_]+|[-+]?[0-9][0-9_]*", re.IGNORECASE
 )
 _CONSTANTS = {"": None, "~": None, "null": None, "true": True, "false": False}
 
@@ -156,16 +156,16 @@ class Walker:
     def _plain(self, text: str, line: int) -> Any:
         if text in _CONSTANTS:
             return _CONSTANTS[text]
-        if _INTEGER.match(text):
+        if _INTEGER.fullmatch(text):
             return int(text)
-        if _FLOAT.match(text):
+        if _FLOAT.fullmatch(text):
             number = float(text)
             if not math.isfinite(number):
                 self._fail(line, f"{shown(text)} is not a finite number")
             return number
-        if _NOT_FINITE.match(text):
+        if _NOT_FINITE.fullmatch(text):
             self._fail(line, f"{text} is not a finite number (quote it if it is a word)")
-        if _AMBIGUOUS.match(text):
+        if _AMBIGUOUS.fullmatch(text):
             self._fail(
                 line,
                 f"{shown(text)} means different things to different YAML readers: write true, "
