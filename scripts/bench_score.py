@@ -152,14 +152,18 @@ def check_small(launches, head_dim, device="cuda"):
 
 
 LAUNCHES = [
-    ScoreLaunch(128, 128, 4, 2),
-    ScoreLaunch(128, 128, 4, 3),
-    ScoreLaunch(256, 64, 8, 3, 128),
-    ScoreLaunch(256, 64, 8, 2, 128),
-    ScoreLaunch(256, 128, 8, 2),
-    ScoreLaunch(128, 64, 4, 2, 168),
-    ScoreLaunch(128, 64, 4, 3, 168),
+    ScoreLaunch("hopper", 256, 8, 3),
+    ScoreLaunch("hopper", 256, 8, 4),
+    ScoreLaunch("hopper", 128, 4, 3),
+    ScoreLaunch("hopper", 128, 4, 4),
+    ScoreLaunch("triton", 256, 8, 3, 128),
+    ScoreLaunch("triton", 128, 4, 2, 168),
 ]
+
+
+def default_launches(head_dim):
+    x = torch.empty(1, 1, 64, head_dim, dtype=torch.bfloat16, device="cuda")
+    return score_launches(x, x)[:1]
 
 
 def bench(n, head_dim, heads, kv_heads, rows, env, sweep):
@@ -207,7 +211,7 @@ def bench(n, head_dim, heads, kv_heads, rows, env, sweep):
     add("flash", "dense", time_ms(dense(SDPBackend.FLASH_ATTENTION)))
     del wide[:]
     cases = [("default grid + offsets", tables, launch) for launch in (
-        LAUNCHES if sweep else score_launches(head_dim, q.dtype)[:1])]  # fmt: skip
+        LAUNCHES if sweep else score_launches(q, k)[:1])]  # fmt: skip
     cases.append(("segments only", [], cases[0][2]))
     cases.append(("default grid", tables[:2], cases[0][2]))
     for name, some, launch in cases:
@@ -241,7 +245,7 @@ def main():
     rows = []
     try:
         for head_dim in args.head_dims:
-            launches = LAUNCHES if args.sweep else score_launches(head_dim, torch.bfloat16)[:1]
+            launches = LAUNCHES if args.sweep else default_launches(head_dim)
             if len(launches) > 1:  # compile side by side
                 context = multiprocessing.get_context("spawn")
                 with context.Pool(len(launches)) as pool:

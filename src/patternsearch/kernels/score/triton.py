@@ -7,6 +7,7 @@ Every sum has one order: a result does not change from run to run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from patternsearch.patterns.geometry import NUM_REGIONS, num_tiles
 __all__ = ["score_masses"]
 
 _TABLES_PER_PASS = 3
+_HOPPER_MODULE = "patternsearch.kernels.score.gluon_hopper"
 _KIND = {"tile": triton_kernels.KIND_TILE, "offset": triton_kernels.KIND_OFFSET}
 
 
@@ -83,7 +85,7 @@ def score_masses(
     all_pairs = _zeros(q, op.num_heads, 1, NUM_REGIONS, op.n) if column_sums else None
     if all_pairs is not None:
         by_tile.append(_Reduction.of_all_pairs(all_pairs, op))
-    shapes = score_launches(q.shape[3], q.dtype) if launches is None else launches
+    shapes = score_launches(q, k) if launches is None else launches
     offset_sum = logical = None
     with device_guard(q):
         for first in range(0, max(1, len(by_tile)), _TABLES_PER_PASS):
@@ -135,33 +137,41 @@ def _run_pass(
     has_segments: bool,
     launches: Sequence[ScoreLaunch],
 ) -> None:
-    """Launch the main kernel, then the one for the few query tiles that straddle regions."""
+    """Launch the main kernel, then the one for the tiles on the diagonal and at the edges."""
     slots = [*reductions, *[_Reduction.none(op)] * (_TABLES_PER_PASS - len(reductions))]
     table_args = [arg for r in slots for arg in (r.bucket, r.mass, r.num_buckets)]
     strides = (*op.strides, segment_mass.stride(0), *(r.bucket.stride(0) for r in slots))
     has_tile = any(r.kind == triton_kernels.KIND_TILE for r in reductions)
-    constants = dict(op.constants, HAS_SEGMENTS=has_segments)
+    table_constants: dict[str, int] = {"HAS_SEGMENTS": has_segments}
     for index, reduction in enumerate(slots):
-        constants |= {f"KIND_{index}": reduction.kind, f"TILE_{index}": reduction.tile}
+        table_constants |= {f"KIND_{index}": reduction.kind, f"TILE_{index}": reduction.tile}
 
     def start(launch: ScoreLaunch) -> None:
         plain = _plain_diagonals(op, reductions, launch.block_keys) if has_tile else op.lse2
         grid = (-(-op.n // launch.block_keys), op.num_heads, NUM_REGIONS)
-        triton_kernels.score_fwd_kernel[grid](
-            op.q, op.k, op.lse2, segment_mass, plain, *table_args, *strides,
-            op.n, op.group, op.scale_log2, **constants, BLOCK_K=launch.block_keys,
-            NUM_HALVES=launch.block_queries // 64, HAS_TILE=has_tile,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
-            maxnreg=launch.max_registers,
-        )  # fmt: skip
+        operands = (op.q, op.k, op.lse2, segment_mass, plain, *table_args)
+        sizes = (op.n, op.group, op.scale_log2)
+        if launch.kernel == "hopper":
+            score_hopper_fwd_kernel = import_module(_HOPPER_MODULE).score_hopper_fwd_kernel
+            q_h, q_n, _, k_h, k_n, _, *others = strides
+            score_hopper_fwd_kernel[grid](
+                *operands, q_h, q_n, k_h, k_n, *others, *sizes, HEAD_DIM=op.q.shape[3],
+                BLOCK_K=launch.block_keys, NUM_STAGES=launch.num_stages, HAS_TILE=has_tile,
+                **table_constants, num_warps=launch.num_warps, maxnreg=launch.max_registers,
+            )  # fmt: skip
+        else:
+            triton_kernels.score_fwd_kernel[grid](
+                *operands, *strides, *sizes, **op.constants, BLOCK_K=launch.block_keys,
+                HAS_TILE=has_tile, **table_constants, num_warps=launch.num_warps,
+                num_stages=launch.num_stages, maxnreg=launch.max_registers,
+            )  # fmt: skip
 
-    launch_first_that_fits(launches, start)
-    if len(op.straddles):
-        triton_kernels.score_straddle_fwd_kernel[(num_tiles(op.n, 64), op.num_heads)](
-            op.q, op.k, op.lse2, segment_mass, op.straddles, *table_args, *strides,
-            op.n, op.group, op.scale_log2, len(op.straddles), **constants,
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
+    launch = launch_first_that_fits(launches, start)
+    triton_kernels.score_edge_fwd_kernel[(num_tiles(op.n, 64), op.num_heads)](
+        op.q, op.k, op.lse2, segment_mass, op.edges, *table_args, *strides,
+        op.n, op.group, op.scale_log2, len(op.edges), **op.constants, **table_constants,
+        TILES_PER_BLOCK=launch.block_keys // 64, num_warps=4, num_stages=1,
+    )  # fmt: skip
 
 
 def _plain_diagonals(

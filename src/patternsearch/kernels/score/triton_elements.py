@@ -55,7 +55,7 @@ def slash_masses_fwd_kernel(
         m_p = (o_key[:, None] <= o_q[None, :]) & ((o_q >= row_first) & (o_q < row_end))[None, :]
         b_p = probabilities_fwd(
             b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-            HEAD_DIM, BLOCK_D, 64, True, PRECISION,
+            HEAD_DIM, BLOCK_D, True, PRECISION,
         )  # fmt: skip
         b_p = tl.where(m_p, b_p, 0.0)
         p_mass = mass + (i_h * num_buckets * 4 + i_r) * n_long + o_key
@@ -101,7 +101,7 @@ def offset_sums_fwd_kernel(
         b_k = tl.load(p_key + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)  # [64, BLOCK_D]
         b_sum += probabilities_fwd(
             b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-            HEAD_DIM, BLOCK_D, 64, True, PRECISION,
+            HEAD_DIM, BLOCK_D, True, PRECISION,
         )  # fmt: skip
     p_scratch = scratch + i_h * stride_scratch_h + tl.program_id(0).to(tl.int64) * (64 * 127)
     tl.store(p_scratch + o_row[None, :] * 128 + 63 - o_row[:, None], b_sum)
@@ -162,7 +162,7 @@ def a_shape_logical_fwd_kernel(
                 b_k = tl.load(p_key + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)
                 b_p = probabilities_fwd(
                     b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-                    HEAD_DIM, BLOCK_D, 64, True, PRECISION,
+                    HEAD_DIM, BLOCK_D, True, PRECISION,
                 )  # fmt: skip
                 m_set = (o_key < sink)[:, None] | ((o_q[None, :] - o_key[:, None]) < window)
                 total += tl.sum(tl.sum(tl.where(m_set, b_p, 0.0), axis=1), axis=0)

@@ -2,8 +2,8 @@
 """The kernels of the score pass: P = exp2(S − LSE), tile by tile, reduced over the queries.
 
 Score tiles have keys as rows and queries as columns, so that a key's sum over the queries stays
-within a warp. ``lse2`` is the row log-sum-exp times log2(e), [Hq, 64·tiles], +inf in the padding:
-a padding row has p = 0 without a mask.
+within a warp. ``lse2`` is the row log-sum-exp times log2(e), [Hq, 64·(tiles + 1)], +inf past the
+last row: such a row has p = 0 without a mask.
 """
 
 import triton
@@ -15,8 +15,8 @@ __all__ = [
     "KIND_OFFSET",
     "KIND_TILE",
     "probabilities_fwd",
+    "score_edge_fwd_kernel",
     "score_fwd_kernel",
-    "score_straddle_fwd_kernel",
 ]
 
 KIND_NONE, KIND_TILE, KIND_OFFSET, KIND_ALL = -1, 0, 1, 2
@@ -42,8 +42,8 @@ def _bucket(
 
 @triton.jit
 def _add_to_buckets(
-    b_rest, b_column, p_bucket, p_mass, num_buckets, stride_b, i_u, o_key, m_key,
-    KIND: tl.constexpr, TILE: tl.constexpr, CHECK: tl.constexpr,
+    b_rest, b_column, p_bucket, p_mass, num_buckets, stride_b, i_u, o_key,
+    KIND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Add column sums to the last bucket, in registers, and to buckets 1..B−1, in memory.
 
@@ -52,7 +52,7 @@ def _add_to_buckets(
     if KIND == 2:
         b_rest += b_column
     elif KIND >= 0:
-        b_bucket = _bucket(p_bucket, i_u, o_key, m_key, KIND, TILE, CHECK)
+        b_bucket = _bucket(p_bucket, i_u, o_key, None, KIND, TILE, False)
         b_rest += tl.where(b_bucket == num_buckets, b_column, 0.0)
         m_add = (b_bucket > 0) & (b_bucket < num_buckets)
         p_add = p_mass + (b_bucket - 1) * stride_b + o_key
@@ -61,41 +61,42 @@ def _add_to_buckets(
 
 
 @triton.jit
-def _store_rest(
-    b_rest, b_plain, p_mass, num_buckets, stride_b, o_key, m_key, KIND: tl.constexpr
-):  # fmt: skip
+def _store_rest(b_rest, b_plain, p_mass, num_buckets, stride_b, o_key, KIND: tl.constexpr):
     if KIND == 0:
         b_rest += b_plain
     if KIND >= 0:
-        tl.store(p_mass + (num_buckets - 1) * stride_b + o_key, b_rest, mask=m_key)
+        tl.store(p_mass + (num_buckets - 1) * stride_b + o_key, b_rest)
 
 
 @triton.jit
-def _store_segment(b_column, p_segment, i_segment, i_v, num_tiles, BLOCK_K: tl.constexpr):
-    o_v = i_v + tl.arange(0, BLOCK_K // 64)
-    b_tile = tl.sum(tl.reshape(b_column, [BLOCK_K // 64, 64]), axis=1)
-    p_row = p_segment + i_segment.to(tl.int64) * num_tiles
-    tl.store(p_row + o_v, b_tile, mask=o_v < num_tiles)
+def _extra_segments(i_r, n):
+    """Return how many segments precede those of region i_r beside one a tile.
+
+    Each region bound inside a tile adds one.
+    """
+    num_extra = 0
+    for i_bound in tl.static_range(1, 4):
+        num_extra += ((i_bound <= i_r) & (((i_bound * n + 3) // 4) % 64 != 0)).to(tl.int32)
+    return num_extra
 
 
 @triton.jit
 def probabilities_fwd(
     b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
-    MASK: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return P of a block of keys and the BLOCK_Q queries from tile i_u on, fp32 [keys, BLOCK_Q].
+    """Return P of a block of keys and query tile i_u as fp32 [keys, 64].
 
     With MASK, pairs above the diagonal are 0 and the rows may end before the tile; without it,
     all rows must be real and below the keys.
     """
-    o_row = tl.arange(0, BLOCK_Q)
+    o_row = tl.arange(0, 64)
     o_d = tl.arange(0, BLOCK_D)
     p_tile = p_q + i_u.to(tl.int64) * 64 * stride_q_n
     p_tile = p_tile + (o_row[:, None] * stride_q_n + o_d[None, :] * stride_q_d)
     if MASK:
         m_q = (i_u * 64 + o_row < n)[:, None] & (o_d < HEAD_DIM)[None, :]
-        b_q = tl.load(p_tile, mask=m_q, other=0.0)  # [BLOCK_Q, BLOCK_D]
+        b_q = tl.load(p_tile, mask=m_q, other=0.0)  # [64, BLOCK_D]
     elif HEAD_DIM == BLOCK_D:
         b_q = tl.load(p_tile)
     else:
@@ -118,43 +119,33 @@ def score_fwd_kernel(
     stride_lse_h, stride_segment_h, stride_bucket_0, stride_bucket_1, stride_bucket_2,
     n, group, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
-    NUM_HALVES: tl.constexpr, HAS_TILE: tl.constexpr,
-    HAS_SEGMENTS: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr, HAS_TILE: tl.constexpr,
     KIND_0: tl.constexpr, TILE_0: tl.constexpr,
     KIND_1: tl.constexpr, TILE_1: tl.constexpr,
     KIND_2: tl.constexpr, TILE_2: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Reduce one block of keys against the whole query tiles of one region, 64 queries each.
+    """Reduce one block of keys against the whole query tiles of one region below the block.
 
-    Grid: (key blocks, Hq, 4). Tiles that straddle regions and a partial last one are left to
-    :func:`score_straddle_fwd_kernel`. ``plain`` is uint8 [Hq, tiles]: at u − v, v the block's
-    first key tile, 1 if all its pairs with query tile u are in the last bucket of every tile table.
+    Grid: (key blocks, Hq, 4). All other query rows are left to :func:`score_edge_fwd_kernel`, which
+    runs next. ``plain`` is uint8 [Hq, tiles]: at u − v, v the block's first key tile, 1 if all its
+    pairs with query tile u are in the last bucket of every tile table.
     """
     i_block = tl.program_id(0)
     i_h = tl.program_id(1).to(tl.int64)
     i_r = 3 - tl.program_id(2)  # long programs first
     num_tiles = (n + 63) // 64
-    i_u_low = ((i_r * n + 3) // 4 + 63) // 64
-    i_u_high = ((i_r + 1) * n + 3) // 4 // 64
     i_v = i_block * (BLOCK_K // 64)
-    i_u_start = tl.maximum(i_u_low, i_v)
-    if i_u_start >= i_u_high:
+    i_u_low = tl.maximum(((i_r * n + 3) // 4 + 63) // 64, i_v + BLOCK_K // 64)
+    i_u_high = ((i_r + 1) * n + 3) // 4 // 64
+    if i_u_low >= i_u_high:
         return
-    i_u_full = tl.minimum(i_u_high, tl.maximum(i_u_start, i_v + BLOCK_K // 64))
-    # Segments before tile i_u: one a tile, and one more for each region bound inside a tile.
-    num_extra = 0
-    for i_bound in tl.static_range(1, 4):
-        num_extra += ((i_bound <= i_r) & (((i_bound * n + 3) // 4) % 64 != 0)).to(tl.int32)
-
-    o_key = i_block * BLOCK_K + tl.arange(0, BLOCK_K)
-    m_key = o_key < n
+    num_extra = _extra_segments(i_r, n)
+    o_key = i_block * BLOCK_K + tl.arange(0, BLOCK_K)  # all real: a whole query tile is below
     o_d = tl.arange(0, BLOCK_D)
-    m_k = m_key[:, None]
-    if HEAD_DIM != BLOCK_D:
-        m_k = m_k & (o_d < HEAD_DIM)[None, :]
     p_k = k + (i_h // group) * stride_k_h + o_key.to(tl.int64)[:, None] * stride_k_n
-    b_k = tl.load(p_k + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)  # [BLOCK_K, BLOCK_D]
+    m_d = (o_d < HEAD_DIM)[None, :]
+    b_k = tl.load(p_k + o_d[None, :] * stride_k_d, mask=m_d, other=0.0)  # [BLOCK_K, BLOCK_D]
 
     stride_b = 4 * n
     n_long = n.to(tl.int64)
@@ -173,91 +164,55 @@ def score_fwd_kernel(
     b_plain = tl.zeros([BLOCK_K], tl.float32)
     p_plain = plain + i_h * num_tiles
 
-    # Query tiles on the diagonal of the block, and the odd one that BLOCK_Q leaves over.
-    num_cut = i_u_full - i_u_start
-    num_odd = (i_u_high - i_u_full) % NUM_HALVES
-    for i_cut in range(num_cut + num_odd):
-        i_u = tl.where(i_cut < num_cut, i_u_start + i_cut, i_u_high - 1)
+    for i_step in range(i_u_high - i_u_low):
+        i_u = i_u_low + i_step
         b_p = probabilities_fwd(
             b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-            HEAD_DIM, BLOCK_D, 64, True, PRECISION,
+            HEAD_DIM, BLOCK_D, False, PRECISION,
         )  # fmt: skip
         b_column = tl.sum(b_p, axis=1)  # [BLOCK_K]
         if HAS_SEGMENTS:
-            _store_segment(b_column, p_segment, i_u + num_extra, i_v, num_tiles, BLOCK_K)
-        b_rest_0 = _add_to_buckets(
-            b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b, i_u,
-            o_key, m_key, KIND_0, TILE_0, True,
-        )  # fmt: skip
-        b_rest_1 = _add_to_buckets(
-            b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b, i_u,
-            o_key, m_key, KIND_1, TILE_1, True,
-        )  # fmt: skip
-        b_rest_2 = _add_to_buckets(
-            b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b, i_u,
-            o_key, m_key, KIND_2, TILE_2, True,
-        )  # fmt: skip
-    # All others: no mask, and mostly outside every budget of the tile tables.
-    for i_step in range(0, (i_u_high - i_u_full) // NUM_HALVES):
-        i_pair = i_u_full + i_step * NUM_HALVES
-        b_p = probabilities_fwd(
-            b_k, p_q, p_lse, i_pair, o_key, stride_q_n, stride_q_d, n, scale_log2,
-            HEAD_DIM, BLOCK_D, 64 * NUM_HALVES, False, PRECISION,
-        )  # fmt: skip
-        if NUM_HALVES == 1:
-            b_first = tl.sum(b_p, axis=1)  # [BLOCK_K]
-            b_second = b_first
-            if HAS_SEGMENTS:
-                _store_segment(b_first, p_segment, i_pair + num_extra, i_v, num_tiles, BLOCK_K)
-        else:
-            b_pair = tl.sum(tl.reshape(b_p, [BLOCK_K, 2, 64]), axis=2)
-            b_first, b_second = tl.split(b_pair)
-            if HAS_SEGMENTS:
-                b_tile = tl.sum(tl.reshape(b_pair, [BLOCK_K // 64, 64, 2]), axis=1)
-                o_v = i_v + tl.arange(0, BLOCK_K // 64)
-                o_s = i_pair + num_extra + tl.arange(0, 2)
-                p_tile = p_segment + o_s.to(tl.int64)[None, :] * num_tiles + o_v[:, None]
-                tl.store(p_tile, b_tile, mask=(o_v < num_tiles)[:, None])
-        for i_half in tl.static_range(NUM_HALVES):
-            i_u = i_pair + i_half
-            b_column = b_first if i_half == 0 else b_second
-            if HAS_TILE:
-                if tl.load(p_plain + i_u - i_v) != 0:
-                    b_plain += b_column
-                else:
-                    if KIND_0 == 0:
-                        b_rest_0 = _add_to_buckets(
-                            b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b,
-                            i_u, o_key, m_key, 0, TILE_0, False,
-                        )  # fmt: skip
-                    if KIND_1 == 0:
-                        b_rest_1 = _add_to_buckets(
-                            b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b,
-                            i_u, o_key, m_key, 0, TILE_1, False,
-                        )  # fmt: skip
-                    if KIND_2 == 0:
-                        b_rest_2 = _add_to_buckets(
-                            b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b,
-                            i_u, o_key, m_key, 0, TILE_2, False,
-                        )  # fmt: skip
-            if KIND_0 > 0:
-                b_rest_0 = _add_to_buckets(
-                    b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b,
-                    i_u, o_key, m_key, KIND_0, TILE_0, False,
-                )  # fmt: skip
-            if KIND_1 > 0:
-                b_rest_1 = _add_to_buckets(
-                    b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b,
-                    i_u, o_key, m_key, KIND_1, TILE_1, False,
-                )  # fmt: skip
-            if KIND_2 > 0:
-                b_rest_2 = _add_to_buckets(
-                    b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b,
-                    i_u, o_key, m_key, KIND_2, TILE_2, False,
-                )  # fmt: skip
-    _store_rest(b_rest_0, b_plain, p_mass_0, num_buckets_0, stride_b, o_key, m_key, KIND_0)
-    _store_rest(b_rest_1, b_plain, p_mass_1, num_buckets_1, stride_b, o_key, m_key, KIND_1)
-    _store_rest(b_rest_2, b_plain, p_mass_2, num_buckets_2, stride_b, o_key, m_key, KIND_2)
+            o_v = i_v + tl.arange(0, BLOCK_K // 64)
+            b_tile = tl.sum(tl.reshape(b_column, [BLOCK_K // 64, 64]), axis=1)
+            p_row = p_segment + (i_u + num_extra).to(tl.int64) * num_tiles
+            tl.store(p_row + o_v, b_tile)
+        if HAS_TILE:
+            if tl.load(p_plain + i_u - i_v) != 0:
+                b_plain += b_column
+            else:
+                if KIND_0 == 0:
+                    b_rest_0 = _add_to_buckets(
+                        b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b,
+                        i_u, o_key, 0, TILE_0,
+                    )  # fmt: skip
+                if KIND_1 == 0:
+                    b_rest_1 = _add_to_buckets(
+                        b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b,
+                        i_u, o_key, 0, TILE_1,
+                    )  # fmt: skip
+                if KIND_2 == 0:
+                    b_rest_2 = _add_to_buckets(
+                        b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b,
+                        i_u, o_key, 0, TILE_2,
+                    )  # fmt: skip
+        if KIND_0 > 0:
+            b_rest_0 = _add_to_buckets(
+                b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b,
+                i_u, o_key, KIND_0, TILE_0,
+            )  # fmt: skip
+        if KIND_1 > 0:
+            b_rest_1 = _add_to_buckets(
+                b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b,
+                i_u, o_key, KIND_1, TILE_1,
+            )  # fmt: skip
+        if KIND_2 > 0:
+            b_rest_2 = _add_to_buckets(
+                b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b,
+                i_u, o_key, KIND_2, TILE_2,
+            )  # fmt: skip
+    _store_rest(b_rest_0, b_plain, p_mass_0, num_buckets_0, stride_b, o_key, KIND_0)
+    _store_rest(b_rest_1, b_plain, p_mass_1, num_buckets_1, stride_b, o_key, KIND_1)
+    _store_rest(b_rest_2, b_plain, p_mass_2, num_buckets_2, stride_b, o_key, KIND_2)
 
 
 @triton.jit
@@ -275,25 +230,27 @@ def _add_segment_to_buckets(
         tl.atomic_add(p_add, b_column, mask=b_bucket > 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["n", "num_buckets_0", "num_buckets_1", "num_buckets_2"])
-def score_straddle_fwd_kernel(
-    q, k, lse2, segment_mass, straddles,
+@triton.jit(do_not_specialize=["n", "num_edges", "num_buckets_0", "num_buckets_1", "num_buckets_2"])
+def score_edge_fwd_kernel(
+    q, k, lse2, segment_mass, edges,
     bucket_0, mass_0, num_buckets_0,
     bucket_1, mass_1, num_buckets_1,
     bucket_2, mass_2, num_buckets_2,
     stride_q_h, stride_q_n, stride_q_d, stride_k_h, stride_k_n, stride_k_d,
     stride_lse_h, stride_segment_h, stride_bucket_0, stride_bucket_1, stride_bucket_2,
-    n, group, scale_log2, num_straddles,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
+    n, group, scale_log2, num_edges,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_SEGMENTS: tl.constexpr, TILES_PER_BLOCK: tl.constexpr,
     KIND_0: tl.constexpr, TILE_0: tl.constexpr,
     KIND_1: tl.constexpr, TILE_1: tl.constexpr,
     KIND_2: tl.constexpr, TILE_2: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Reduce one tile of 64 keys against the segments that the main kernel leaves out.
+    """Reduce one tile of 64 keys against the query rows that the main kernel leaves out.
 
-    Grid: (tiles of 64 keys, Hq). ``straddles`` is int32 [segments, 4]: first row, row past the
-    last, region, segment index. Runs after :func:`score_fwd_kernel`, on the same outputs.
+    Those are the tiles on the diagonal of its key blocks, and the segments of less than 64 rows,
+    ``edges``, int32 [edges, 4]: first row, row past the last, region, segment index.
+    Grid: (tiles of 64 keys, Hq). Runs after the main kernel, on the same outputs.
     """
     i_v = tl.program_id(0)
     i_h = tl.program_id(1).to(tl.int64)
@@ -308,16 +265,27 @@ def score_straddle_fwd_kernel(
     b_k = tl.load(p_k + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)  # [64, BLOCK_D]
     p_q = q + i_h * stride_q_h
     p_lse = lse2 + i_h * stride_lse_h
-    for i_straddle in range(num_straddles):
-        row_first = tl.load(straddles + i_straddle * 4)
-        row_end = tl.load(straddles + i_straddle * 4 + 1)
-        i_r = tl.load(straddles + i_straddle * 4 + 2)
-        i_segment = tl.load(straddles + i_straddle * 4 + 3)
+    i_u_end = tl.minimum((i_v // TILES_PER_BLOCK + 1) * TILES_PER_BLOCK, n // 64)
+    num_diagonal = tl.maximum(i_u_end - i_v, 0)
+    for i_step in range(num_diagonal + num_edges):
+        # A whole tile on the diagonal; its region is that of its ends, or it is among the edges.
+        row_first = (i_v + i_step) * 64
+        row_end = row_first + 64
+        i_r = 4 * row_first // n
+        i_segment = i_v + i_step + _extra_segments(i_r, n)
+        is_mine = (4 * (row_end - 1) // n == i_r) & (i_step < num_diagonal)
+        if i_step >= num_diagonal:
+            p_edge = edges + (i_step - num_diagonal) * 4
+            row_first = tl.load(p_edge)
+            row_end = tl.load(p_edge + 1)
+            i_r = tl.load(p_edge + 2)
+            i_segment = tl.load(p_edge + 3)
+            is_mine = row_first // 64 >= i_v
         i_u = row_first // 64
-        if i_u >= i_v:
+        if is_mine:
             b_p = probabilities_fwd(
                 b_k, p_q, p_lse, i_u, o_key, stride_q_n, stride_q_d, n, scale_log2,
-                HEAD_DIM, BLOCK_D, 64, True, PRECISION,
+                HEAD_DIM, BLOCK_D, True, PRECISION,
             )  # fmt: skip
             o_q = i_u * 64 + tl.arange(0, 64)
             m_q = (o_q >= row_first) & (o_q < row_end)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,37 +23,53 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScoreLaunch:
-    """Launch shape of the main score kernel.
+    """Kernel and launch shape of the main score pass.
 
     Attributes:
+        kernel: ``triton``: any device. ``hopper``: compute capability 9.0, half precision, a
+            head_dim of 64, 128 or 256, rows of unit stride that start at multiples of 32 bytes.
         block_keys: keys of a program, 64, 128 or 256.
-        block_queries: queries of a score tile, 64 or 128.
         num_warps: warps of a program.
-        num_stages: query tiles in flight.
+        num_stages: query tiles in flight, at least 3 for ``hopper``.
         max_registers: registers a thread may use, so that two programs share a multiprocessor;
             None for no limit.
     """
 
+    kernel: Literal["triton", "hopper"]
     block_keys: int
-    block_queries: int
     num_warps: int
     num_stages: int
     max_registers: int | None = None
 
 
-def score_launches(head_dim: int, dtype: torch.dtype) -> tuple[ScoreLaunch, ...]:
-    """Return launch shapes to try, best first, for a head dimension and dtype."""
-    dim = padded_head_dim(head_dim)
-    if dtype == torch.float32:
-        return (ScoreLaunch(64, 64, 4, 2), ScoreLaunch(64, 64, 4, 1))
+def score_launches(q: Tensor, k: Tensor) -> tuple[ScoreLaunch, ...]:
+    """Return the launch shapes that can run these inputs, best first (measured on an H200)."""
+    dim = padded_head_dim(q.shape[3])
+    if q.dtype == torch.float32:
+        return (ScoreLaunch("triton", 64, 4, 2), ScoreLaunch("triton", 64, 4, 1))
+    launches = [
+        ScoreLaunch("triton", 128, 4, 2, 168 if dim <= 128 else None),
+        ScoreLaunch("triton", 64, 4, 1),
+    ]
     if dim <= 128:
-        return (
-            ScoreLaunch(256, 64, 8, 3, 128),
-            ScoreLaunch(128, 64, 4, 3),
-            ScoreLaunch(128, 64, 4, 2),
-            ScoreLaunch(64, 64, 4, 1),
+        launches.insert(0, ScoreLaunch("triton", 256, 8, 3, 128))
+    if _can_run_hopper(q, k):
+        launches.insert(
+            0, ScoreLaunch("hopper", 128 if dim > 128 else 256, 4 if dim > 128 else 8, 3)
         )
-    return (ScoreLaunch(128, 64, 4, 3), ScoreLaunch(128, 64, 4, 2), ScoreLaunch(64, 64, 4, 1))
+    return tuple(launches)
+
+
+def _can_run_hopper(q: Tensor, k: Tensor) -> bool:
+    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
+        return False
+    return q.shape[3] in (64, 128, 256) and all(
+        x.stride(3) == 1
+        and x.stride(1) % 16 == 0
+        and x.stride(2) % 16 == 0
+        and x.data_ptr() % 16 == 0
+        for x in (q, k)
+    )
 
 
 def launch_first_that_fits(
@@ -69,7 +85,7 @@ def launch_first_that_fits(
         try:
             start(launch)
         except OutOfResources as error:
-            refusals.append(f"{launch.block_keys} keys, {launch.num_warps} warps: {error}")
+            refusals.append(f"{launch}: {error}")
             _LOG.info("score launch skipped: %s", refusals[-1])
         else:
             return launch
@@ -111,8 +127,8 @@ class ScoreOperands:
 
     @cached_property
     def lse2(self) -> Tensor:
-        """Row log-sum-exp in base 2, [Hq, 64·tiles], +inf in the padding."""
-        rows = num_tiles(self.n, 64) * 64
+        """Row log-sum-exp in base 2, [Hq, 64·(tiles + 1)], +inf past the last row."""
+        rows = (num_tiles(self.n, 64) + 1) * 64
         lse2 = self.lse.new_full((self.num_heads, rows), math.inf)
         torch.mul(self.lse, math.log2(math.e), out=lse2[:, : self.n])
         return lse2
@@ -153,8 +169,8 @@ class ScoreOperands:
         return torch.searchsorted(tile_of, tiles).to(torch.int32).to(self.q.device)
 
     @cached_property
-    def straddles(self) -> Tensor:
-        """Segments that are not a whole tile of 64 rows, int32 [straddles, 4] on the device.
+    def edges(self) -> Tensor:
+        """Segments that are not a whole tile of 64 rows, int32 [edges, 4] on the device.
 
         First row, row past the last, region, segment index.
         """
