@@ -213,18 +213,18 @@ class Bench:
             self.add("flex", what, q, k, data, time_ms(call, self.rep), plan)
 
 
-def mixed_layer(n, heads):
-    """Return one candidate per head with a density of at most 0.1."""
+def mixed_layer(n, heads, share):
+    """Return one candidate per head; dynamic patterns read about 1/share of the key tiles."""
     count = num_tiles(n, 128)
     kinds = [
         AShape(sink=128, window=1024, tile=128),
-        VerticalSlashSpread(vertical=1000, diagonals=count // 32, tile=128),
-        BlockSparse(blocks=count // 16, tile=128),
-        VerticalSlashSpread(vertical=2000, diagonals=count // 64, tile=128),
+        VerticalSlashSpread(vertical=1000, diagonals=count // share, tile=128),
+        BlockSparse(blocks=count // share, tile=128),
+        VerticalSlashSpread(vertical=2000, diagonals=count // share // 2, tile=128),
         AShape(sink=64, window=2048, tile=64),
         VerticalSlashLastQ(vertical=500, slash=200, tile=64),
-        BlockSparse(blocks=count // 16, tile=64, estimator="pooled"),
-        VerticalSlashSpread(vertical=1000, diagonals=count // 32, tile=128),
+        BlockSparse(blocks=2 * count // share, tile=64, estimator="pooled"),
+        VerticalSlashSpread(vertical=1000, diagonals=2 * count // share, tile=128),
     ]
     return [kinds[head % len(kinds)] for head in range(heads)]
 
@@ -270,7 +270,9 @@ def main():
             if "layer" in only:
                 q, k, v = planted_layer(n, 32, 8, head_dim)
                 bench.dense(q, k, v, scale, "planted")
-                bench.sparse(q, k, v, scale, mixed_layer(n, 32), "planted", "mixed layer")
+                for share in (32, 16):
+                    candidates = mixed_layer(n, 32, share)
+                    bench.sparse(q, k, v, scale, candidates, "planted", f"mixed layer, 1/{share}")
             del q, k, v
     if arguments.csv:
         new = not arguments.csv.exists()

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from support.attend import MIXED, masks_of, plan_of, poison, random_layer
-from support.closeness import TOLERANCES, assert_close
 
 from patternsearch.kernels.attend import attend, build_plan, sparse_attention
 from patternsearch.kernels.attend.chunked import plan_to_host, query_tile_keys
@@ -17,6 +15,8 @@ from patternsearch.patterns.candidates import (
     VerticalSlashLastQ,
     VerticalSlashSpread,
 )
+from support.attend import MIXED, masks_of, plan_of, poison, random_layer
+from support.closeness import assert_close
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,8 +153,10 @@ def test_index_scores_match_reference(dtype):
             options = {"scale": 0.1, "tile": tile, "estimator": estimator}
             got = index_triton.block_scores(q, k, **options)
             expected = reference.block_scores(q, k, **options)
-            rtol, atol = TOLERANCES[torch.float16]
-            torch.testing.assert_close(got, expected, rtol=rtol / 10, atol=atol / 10)
+            # pooled queries are rounded to the keys' dtype before the product
+            assert_close(
+                got, expected, dtype=dtype if estimator == "pooled_query" else torch.float32
+            )
 
 
 def test_index_is_the_same_from_run_to_run():
@@ -163,5 +165,9 @@ def test_index_is_the_same_from_run_to_run():
     for a, b in zip(first.tile_plans, second.tile_plans, strict=True):
         assert torch.equal(a.tile_count, b.tile_count)
         assert torch.equal(a.column_count, b.column_count)
-        assert torch.equal(a.lists, b.lists)
         assert torch.equal(a.order, b.order)
+        a, b = plan_to_host(a), plan_to_host(b)
+        for row in range(len(a.heads)):
+            for u in range(a.tile_count.shape[1]):
+                keys = query_tile_keys(a, row, u, 20000)
+                assert torch.equal(keys, query_tile_keys(b, row, u, 20000))

@@ -1,13 +1,12 @@
 import pytest
 import torch
-from support.attend import MIXED, Head, masks_of, plan_of, random_layer
-from support.closeness import assert_close
 
-from patternsearch.errors import InputError
 from patternsearch.kernels.attend import attend
 from patternsearch.kernels.attend.configs import AttendConfig
-from patternsearch.kernels.attend.triton import attend_triton
 from patternsearch.kernels.attend.reference import attend_reference
+from patternsearch.kernels.attend.triton import attend_triton
+from support.attend import MIXED, masks_of, plan_of, random_layer
+from support.closeness import assert_close
 
 BACKENDS = ["triton", "torch"]
 

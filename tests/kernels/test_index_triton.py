@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from support.attend import random_layer
-from support.closeness import assert_close
 
 from patternsearch.errors import InputError
 from patternsearch.kernels.attend import build_plan
@@ -29,6 +27,8 @@ from patternsearch.patterns.geometry import (
     num_tiles,
     slash_diagonals,
 )
+from support.attend import random_layer
+from support.closeness import assert_close
 
 LENGTHS = [1, 2, 63, 130, 300]
 
@@ -104,11 +104,10 @@ BACKENDS = pytest.mark.parametrize("lists", [select, select_triton], ids=["torch
 @pytest.mark.parametrize("entries", [1, 5, 130, 9000])
 def test_select_top_breaks_ties_by_the_lower_index(entries, num_forced, lists):
     scores = _tied_scores(3, entries)
-    budgets = torch.tensor([1, max(1, entries // 2), entries])
-    out = torch.zeros(int(budgets.sum()), dtype=torch.int32)
+    budgets = (1, max(1, entries // 2), entries)
+    out = torch.zeros(sum(budgets), dtype=torch.int32)
     mask = lists.select_top(
-        scores[:, None], budgets,
-        starts=budgets.cumsum(0) - budgets, out=out, with_mask=True, num_forced=num_forced,
+        scores[:, None].clone(), budgets, out=out, with_mask=True, num_forced=num_forced,
         causal_from=None,
     )  # fmt: skip
     order = reference.rank(scores, num_forced)
@@ -124,8 +123,7 @@ def test_select_top_orders_any_float(lists):
     scores = torch.tensor(values)[None]
     for budget in range(1, len(values) + 1):
         mask = lists.select_top(
-            scores[:, None], torch.tensor([budget]), starts=None, out=None, with_mask=True,
-            num_forced=0, causal_from=None,
+            scores[:, None], (budget,), out=None, with_mask=True, num_forced=0, causal_from=None
         )  # fmt: skip
         expected = reference.rank(scores, 0)[0, :budget].sort().values
         assert torch.equal(mask[0, 0].nonzero().squeeze(-1), expected)
@@ -133,17 +131,17 @@ def test_select_top_orders_any_float(lists):
 
 @BACKENDS
 def test_select_top_lists_causal_entries_descending(lists):
-    tiles, first, budgets = 6, 2, torch.tensor([3, 1])
+    tiles, first, budgets = 6, 2, (3, 1)
     scores = torch.stack([_tied_scores(tiles, tiles), -_tied_scores(tiles, tiles)])
     scores.masked_fill_(torch.ones(tiles, tiles).triu(1).bool(), float("-inf"))
     out = torch.full((tiles * 4,), -1, dtype=torch.int32)
     lists.select_top(
-        scores[:, first:].contiguous(), budgets, starts=torch.tensor([0, 3 * tiles]), out=out,
-        with_mask=False, num_forced=0, causal_from=first,
+        scores[:, first:].contiguous(), budgets, out=out, with_mask=False, num_forced=0,
+        causal_from=first,
     )  # fmt: skip
     order = reference.rank_blocks(scores)
     for group, start in enumerate((0, 3 * tiles)):
-        budget = int(budgets[group])
+        budget = budgets[group]
         for u in range(tiles):
             size = min(budget, u + 1)
             row = out[start + budget * u : start + budget * u + size].tolist()

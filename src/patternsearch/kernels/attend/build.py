@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from patternsearch.kernels.attend.plan import (
     make_plan,
 )
 from patternsearch.kernels.index import reference, select
-from patternsearch.kernels.index.upload import upload
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -86,7 +84,7 @@ def build_plan(
     if backend not in ("triton", "torch"):
         raise InputError(f"unknown index backend {backend!r}; choose triton or torch")
     index = _Index(q, k, scale, backend)
-    sets = [*_implicit_sets(q.shape[2], candidates)]
+    sets: list[Sets] = [*_implicit_sets(q.shape[2], candidates)]
     sets += index.spread_sets(candidates)
     sets += index.last_q_sets(candidates)
     sets += index.block_sets(candidates)
@@ -103,8 +101,8 @@ def _implicit_sets(n: int, candidates: Sequence[Candidate]) -> Iterator[Implicit
             windows = a_shape_window_diagonals(n, candidate.tile, candidate.window)
             by_tile[candidate.tile].append((head, sinks, windows))
     for tile, rows in by_tile.items():
-        heads, sinks, windows = (tuple(column) for column in zip(*rows, strict=True))
-        yield ImplicitSets(heads, tile, sinks, windows)
+        heads, all_sinks, all_windows = zip(*rows, strict=True)
+        yield ImplicitSets(heads, tile, all_sinks, all_windows)
 
 
 class _Index:
@@ -161,12 +159,13 @@ class _Index:
                 self._block_lists(heads[i : i + step], budgets[i : i + step], tile, estimator)
                 for i in range(0, len(heads), step)
             ]
-            yield ListedSets(heads, tile, torch.cat(parts), budgets)
+            tiles = torch.cat(parts) if len(parts) > 1 else parts[0]
+            yield ListedSets(heads, tile, tiles, budgets)
 
     def _chosen(self, scores: Tensor, budgets: Sequence[int], num_forced: int) -> Tensor:
         mask = self.lists.select_top(
-            scores[:, None], upload(np.asarray(budgets, dtype=np.int64), self.device),
-            starts=None, out=None, with_mask=True, num_forced=num_forced, causal_from=None,
+            scores[:, None], tuple(budgets), out=None, with_mask=True, num_forced=num_forced,
+            causal_from=None,
         )  # fmt: skip
         chosen: Tensor = mask[:, 0]
         return chosen
@@ -178,16 +177,13 @@ class _Index:
         column: Tensor,
         chosen: Tensor,
     ) -> DiagonalSets:
-        sizes = np.asarray(
-            [effective_vertical(self.n, c.vertical) for c in candidates.values()], dtype=np.int64
-        )
-        columns = torch.empty(int(sizes.sum()), dtype=torch.int32, device=self.device)
+        sizes = tuple(effective_vertical(self.n, c.vertical) for c in candidates.values())
+        columns = torch.empty(sum(sizes), dtype=torch.int32, device=self.device)
         self.lists.select_top(
-            column[:, None], upload(sizes, self.device),
-            starts=upload(np.cumsum(sizes) - sizes, self.device), out=columns, with_mask=False,
-            num_forced=FORCED_COLUMNS, causal_from=None,
+            column[:, None], sizes, out=columns, with_mask=False, num_forced=FORCED_COLUMNS,
+            causal_from=None,
         )  # fmt: skip
-        return DiagonalSets(tuple(candidates), tile, chosen, columns, tuple(sizes.tolist()))
+        return DiagonalSets(tuple(candidates), tile, chosen, columns, sizes)
 
     def _block_lists(
         self, heads: tuple[int, ...], budgets: tuple[int, ...], tile: int,
@@ -196,17 +192,14 @@ class _Index:
         """List min(budget, u+1) key tiles, descending, of each head and query tile."""
         count = num_tiles(self.n, tile)
         step = max(1, min(count, BLOCK_SCORE_BYTES // (4 * count * len(heads))))
-        sizes = np.asarray(budgets, dtype=np.int64)
-        starts = upload((np.cumsum(sizes) - sizes) * count, self.device)
-        lists = torch.empty(int(sizes.sum()) * count, dtype=torch.int32, device=self.device)
+        lists = torch.empty(sum(budgets) * count, dtype=torch.int32, device=self.device)
         for first in range(0, count, step):
             scores = self.scores(
                 "block_scores", heads, scale=self.scale, tile=tile, estimator=estimator,
-                query_tiles=range(first, min(first + step, count)),
+                query_tiles=range(first, min(first + step, count)), fill_above=False,
             )  # fmt: skip
             self.lists.select_top(
-                scores, upload(sizes, self.device), starts=starts, out=lists, with_mask=False,
-                num_forced=0, causal_from=first,
+                scores, budgets, out=lists, with_mask=False, num_forced=0, causal_from=first
             )  # fmt: skip
         return lists
 
@@ -228,7 +221,12 @@ class _ReferenceScores:
         self.q, self.k, self.group = q, k, q.shape[1] // k.shape[1]
 
     def __call__(
-        self, name: str, heads: tuple[int, ...], query_tiles: range | None = None, **options: Any
+        self,
+        name: str,
+        heads: tuple[int, ...],
+        query_tiles: range | None = None,
+        fill_above: bool = True,
+        **options: Any,
     ) -> Any:
         results = []
         for head in heads:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from patternsearch.errors import InputError
-from patternsearch.kernels.attend.build import build_plan
+from patternsearch.kernels.attend.build import IndexBackend, build_plan
 from patternsearch.kernels.attend.plan import AttendPlan
 from patternsearch.patterns.candidates import Candidate
 
@@ -91,7 +91,7 @@ def sparse_attention(
         InputError: shapes, dtypes, devices, scale, candidates or backend are not as above.
         EnvironmentLacks: the backend is not installed or does not fit the device.
     """
-    index = "torch" if backend == "torch" else "triton"
+    index: IndexBackend = "torch" if backend == "torch" else "triton"
     plan = build_plan(q, k, scale=scale, candidates=candidates, backend=index)
     return attend(q, k, v, scale=scale, plan=plan, backend=backend)
 

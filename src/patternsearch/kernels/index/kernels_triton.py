@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D103
 """The kernels behind ``triton.py``: sampled rows against all keys, pooled queries against keys."""
 
 import triton
@@ -77,16 +78,22 @@ def row_mass_fwd_kernel(
     p_k = K + (i_head // group) * stride_kh
     o_dim = tl.arange(0, D_PAD).to(tl.int64)
     end = tl.minimum((i_part + 1) * KEYS, n)
+    o_r = tl.arange(0, BLOCK_R)
+    b_position = tl.load(POSITIONS + o_r)
+    b_weight = tl.load(WEIGHTS + o_r)
+    b_lse = tl.load(LSE + i_g * NUM_ROWS + o_r) * LOG2_E
+    b_q = _load(p_q, b_position, b_position >= 0, o_dim, stride_qn, stride_qd, D)
     for first in range(i_part * KEYS, end, BLOCK_K):
         o_key = first + tl.arange(0, BLOCK_K)
         b_k = _load(p_k, o_key, o_key < n, o_dim, stride_kn, stride_kd, D)
         b_column = tl.zeros([BLOCK_K], tl.float32)
-        for row in range(0, NUM_ROWS, BLOCK_R):
-            o_r = row + tl.arange(0, BLOCK_R)
-            b_position = tl.load(POSITIONS + o_r)
-            b_weight = tl.load(WEIGHTS + o_r)
-            b_lse = tl.load(LSE + i_g * NUM_ROWS + o_r) * LOG2_E
-            b_q = _load(p_q, b_position, b_position >= 0, o_dim, stride_qn, stride_qd, D)
+        for row in tl.static_range(0, NUM_ROWS, BLOCK_R):
+            if NUM_ROWS > BLOCK_R:
+                o_r = row + tl.arange(0, BLOCK_R)
+                b_position = tl.load(POSITIONS + o_r)
+                b_weight = tl.load(WEIGHTS + o_r)
+                b_lse = tl.load(LSE + i_g * NUM_ROWS + o_r) * LOG2_E
+                b_q = _load(p_q, b_position, b_position >= 0, o_dim, stride_qn, stride_qd, D)
             b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION) * scale_log2
             m_pair = o_key[None, :] <= b_position[:, None]
             b_p = tl.where(m_pair, tl.exp2(b_score - b_lse[:, None]), 0.0)
@@ -138,7 +145,7 @@ def block_scores_fwd_kernel(
     MEANS, K, HEADS, SCORES,
     n, num_tiles, first_u, num_u, group, scale_log2, stride_kh, stride_kn, stride_kd,
     D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK_U: tl.constexpr,
-    TILES_PER_PROGRAM: tl.constexpr, IEEE: tl.constexpr,
+    TILES_PER_PROGRAM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0) * BLOCK_U
     i_g = tl.program_id(2).to(tl.int64)
@@ -149,20 +156,13 @@ def block_scores_fwd_kernel(
     o_u = first_u + o_row
     m_row = o_row < num_u
     p_q = MEANS + i_g * num_tiles * D
-    b_q = _load(p_q, o_u, m_row, o_dim, D, 1, D) * scale_log2  # [U, D] float32
-    if not IEEE:
-        b_high = b_q.to(K.dtype.element_ty)
-        b_low = (b_q - b_high.to(tl.float32)).to(K.dtype.element_ty)  # the bits that did not fit
+    b_q = (_load(p_q, o_u, m_row, o_dim, D, 1, D) * scale_log2).to(K.dtype.element_ty)  # [U, D]
     last_u = first_u + tl.minimum(i_row + BLOCK_U, num_u) - 1
     begin = tl.program_id(1) * TILES_PER_PROGRAM
     for v in range(begin, tl.minimum(begin + TILES_PER_PROGRAM, last_u + 1)):
         o_key = v * TILE + tl.arange(0, TILE)
         b_k = _load(p_k, o_key, o_key < n, o_dim, stride_kn, stride_kd, D)
-        if IEEE:
-            b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
-        else:
-            b_score = tl.dot(b_high, tl.trans(b_k))
-            b_score = tl.dot(b_low, tl.trans(b_k), b_score)
+        b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_score = tl.where((o_key < n)[None, :], b_score, float("-inf"))
         b_max = tl.max(b_score, 1)
         b_lse = (b_max + tl.log2(tl.sum(tl.exp2(b_score - b_max[:, None]), 1))) * LN_2

@@ -8,7 +8,7 @@ tested against this. Sizes follow from budgets, which the host knows; contents s
 import torch
 from torch import Tensor
 
-from patternsearch.kernels.index.upload import column_spans
+from patternsearch.kernels.index.upload import column_spans, list_spans
 
 __all__ = [
     "COLUMN_PADDING",
@@ -24,9 +24,8 @@ COLUMN_PADDING = 128
 
 def select_top(
     scores: Tensor,
-    budgets: Tensor,
+    budgets: tuple[int, ...],
     *,
-    starts: Tensor | None,
     out: Tensor | None,
     with_mask: bool,
     num_forced: int,
@@ -35,16 +34,16 @@ def select_top(
     """Take the ``budgets`` highest scores of each row; ties go to the lower index.
 
     Args:
-        scores: float32 [groups, rows, entries], contiguous, no NaN.
-        budgets: int64 [groups], at least ``num_forced`` and at most ``entries``.
-        starts: int64 [groups], where each group's list starts; needed with ``out``.
-        out: int32; the entries taken are written into it, row by row: in ascending order if not
-            causal (then rows must be 1), else in descending order, ``budget`` places a row.
+        scores: float32 [groups, rows, entries], contiguous, no NaN; forced entries may be
+            overwritten.
+        budgets: one for each group, at least min(num_forced, entries) and at most ``entries``.
+        out: int32; the entries taken are written into it, one group after the other: in ascending
+            order if not causal (then rows must be 1), else in descending order, ``budget`` places
+            for each of the ``entries`` query tiles.
         with_mask: return which entries were taken.
         num_forced: entries 0..num_forced−1 are taken first.
         causal_from: None, or: row r is query tile u = causal_from + r, of which only the entries
-            0..u count, entry u is taken first, and whose list starts u · budget places into its
-            group's.
+            0..u count and entry u is taken first; row u of its group's list is written.
 
     Returns:
         uint8 of the shape of ``scores``, or None.
@@ -60,13 +59,14 @@ def select_top(
     ranked = scores.masked_fill(forced, float("inf")).masked_fill(~inside, float("-inf"))
     order = ranked.sort(dim=-1, descending=True, stable=True).indices
     rank = torch.empty_like(order).scatter_(-1, order, entry.expand_as(order).contiguous())
-    taken = (rank < budgets[:, None, None]) & inside
+    query_tiles = None if causal_from is None else entries
+    limit, starts = (x[:, None, None] for x in list_spans(budgets, query_tiles, scores.device))
+    taken = (rank < limit) & inside
     if out is not None:
-        assert starts is not None
         place = taken.cumsum(-1) - 1
         if causal_from is not None:
             place = taken.sum(-1, keepdim=True) - 1 - place
-        place = place + starts[:, None, None] + first * budgets[:, None, None]
+        place = place + starts + first * limit
         out[place[taken]] = entry.int().expand_as(taken)[taken]
     return taken.to(torch.uint8) if with_mask else None
 

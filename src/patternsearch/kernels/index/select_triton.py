@@ -8,30 +8,39 @@ from torch import Tensor
 
 from patternsearch.kernels._common.checks import device_guard
 from patternsearch.kernels.index.select import COLUMN_PADDING
-from patternsearch.kernels.index.upload import column_spans
+from patternsearch.kernels.index.upload import column_spans, list_spans
 
 __all__ = ["compact_diagonals", "diagonals_of_offsets", "loose_columns", "select_top"]
+
+LONG_ROW = 8192
+"""Rows longer than this are read by too few programs to find their own threshold quickly."""
+
+
+@triton.jit
+def _ordered(b_score):
+    """Map floats to integers of the same order, below 2^31; -0.0 and 0.0 are equal."""
+    b_bits = (b_score + 0.0).to(tl.int32, bitcast=True)
+    return b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _keys(P, o_entry, length, num_forced, FORCE_LAST: tl.constexpr):
-    """Map scores to integers of the same order; forced entries get the highest."""
+    """Map scores to integers of the same order, 0 .. 2^32 - 1; forced entries get the highest."""
     m_entry = o_entry < length
-    b_score = tl.load(P + o_entry, mask=m_entry, other=0.0) + 0.0  # -0.0 and 0.0 are equal
-    b_bits = b_score.to(tl.int32, bitcast=True)
-    b_key = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+    b_key = _ordered(tl.load(P + o_entry, mask=m_entry, other=0.0))
     m_forced = o_entry < num_forced
     if FORCE_LAST:
         m_forced = m_forced | (o_entry == length - 1)
     b_key = tl.where(m_forced, 0x7FFFFFFF, b_key)
-    return b_key.to(tl.int64) + 0x80000000, m_entry  # 0 .. 2^32 - 1
+    return b_key.to(tl.int64) + 0x80000000, m_entry
 
 
 @triton.jit
 def select_top_fwd_kernel(
-    SCORES, BUDGETS, STARTS, OUT, MASK,
+    SCORES, BUDGETS, STARTS, CUTS, OUT, MASK,
     num_entries, num_forced, rows_per_group, first_row,
-    CAUSAL: tl.constexpr, HAS_OUT: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_CUTS: tl.constexpr, HAS_OUT: tl.constexpr,
+    HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     i_group = i_row // rows_per_group
@@ -44,22 +53,29 @@ def select_top_fwd_kernel(
         length = i_u + 1
     budget = tl.minimum(budget, length)
     p_row = SCORES + i_row * num_entries
-    o_bin = tl.arange(0, 256)
-    prefix = tl.zeros([], tl.int64)  # the digits of the last key taken, the highest first
-    room = budget  # entries still to take among those that share the prefix
-    for digit in tl.static_range(4):
-        b_count = tl.zeros([256], tl.int32)
+    room = budget  # entries to take among those equal to the last one taken
+    if HAS_CUTS:
+        prefix = _ordered(tl.load(CUTS + i_row)).to(tl.int64) + 0x80000000
         for first in range(0, length, BLOCK):
             o_entry = first + tl.arange(0, BLOCK)
             b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
-            m_same = m_entry & ((b_key >> (32 - 8 * digit)) == prefix)
-            b_digit = ((b_key >> (24 - 8 * digit)) & 255).to(tl.int32)
-            b_count += tl.histogram(b_digit, 256, mask=m_same)
-        b_above = tl.sum(b_count, 0) - tl.cumsum(b_count, 0)  # in higher bins
-        m_bin = (b_above < room) & (b_above + b_count >= room)
-        chosen = tl.max(tl.where(m_bin, o_bin, 0), 0)
-        room -= tl.sum(tl.where(o_bin == chosen, b_above, 0), 0)
-        prefix = prefix * 256 + chosen
+            room -= tl.sum((m_entry & (b_key > prefix)).to(tl.int32), 0)
+    else:
+        o_bin = tl.arange(0, 256)
+        prefix = tl.zeros([], tl.int64)  # the digits of the last key taken, the highest first
+        for digit in tl.static_range(4):
+            b_count = tl.zeros([256], tl.int32)
+            for first in range(0, length, BLOCK):
+                o_entry = first + tl.arange(0, BLOCK)
+                b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+                m_same = m_entry & ((b_key >> (32 - 8 * digit)) == prefix)
+                b_digit = ((b_key >> (24 - 8 * digit)) & 255).to(tl.int32)
+                b_count += tl.histogram(b_digit, 256, mask=m_same)
+            b_above = tl.sum(b_count, 0) - tl.cumsum(b_count, 0)  # in higher bins
+            m_bin = (b_above < room) & (b_above + b_count >= room)
+            chosen = tl.max(tl.where(m_bin, o_bin, 0), 0)
+            room -= tl.sum(tl.where(o_bin == chosen, b_above, 0), 0)
+            prefix = prefix * 256 + chosen
     taken = 0
     equal = 0
     for first in range(0, length, BLOCK):
@@ -82,32 +98,37 @@ def select_top_fwd_kernel(
 
 def select_top(
     scores: Tensor,
-    budgets: Tensor,
+    budgets: tuple[int, ...],
     *,
-    starts: Tensor | None,
     out: Tensor | None,
     with_mask: bool,
     num_forced: int,
     causal_from: int | None,
 ) -> Tensor | None:
-    """Do what :func:`patternsearch.kernels.index.select.select_top` does, by one kernel.
+    """Do what :func:`patternsearch.kernels.index.select.select_top` does.
 
-    Writes the list into ``out`` and returns the mask, if they are asked for.
+    One kernel, after one ``topk`` where a row is long.
     """
     groups, rows, entries = scores.shape
     assert scores.is_contiguous()
     assert scores.dtype == torch.float32
+    limit, starts = list_spans(budgets, None if causal_from is None else entries, scores.device)
+    cuts = None
+    if causal_from is None and entries > LONG_ROW:
+        ranked = scores.view(groups, entries)
+        ranked[:, :num_forced] = float("inf")
+        cuts = ranked.topk(max(budgets), dim=-1).values.gather(-1, limit[:, None] - 1)
     mask = None
     if with_mask:
         mask = torch.empty(scores.shape, dtype=torch.uint8, device=scores.device)
-    block = min(8192, max(128, triton.next_power_of_2(entries)))
+    block = min(LONG_ROW, max(128, triton.next_power_of_2(entries)))
     with device_guard(scores):
         select_top_fwd_kernel[(groups * rows,)](
-            scores, budgets, starts if starts is not None else budgets,
-            out if out is not None else budgets, mask if mask is not None else budgets,
+            scores, limit, starts, cuts if cuts is not None else limit,
+            out if out is not None else limit, mask if mask is not None else limit,
             entries, num_forced, rows, causal_from or 0,
-            CAUSAL=causal_from is not None, HAS_OUT=out is not None, HAS_MASK=mask is not None,
-            BLOCK=block, num_warps=max(4, block // 512),
+            CAUSAL=causal_from is not None, HAS_CUTS=cuts is not None, HAS_OUT=out is not None,
+            HAS_MASK=mask is not None, BLOCK=block, num_warps=max(4, block // 512),
         )  # fmt: skip
     return mask
 

@@ -132,6 +132,7 @@ def block_scores(
     estimator: Literal["pooled_query", "pooled"],
     heads: tuple[int, ...] | None = None,
     query_tiles: range | None = None,
+    fill_above: bool = True,
 ) -> Tensor:
     """Score key tiles for each query tile.
 
@@ -143,6 +144,7 @@ def block_scores(
         estimator: which score.
         heads: global query heads to score, in this order; all by default.
         query_tiles: a run of query tiles, where memory is too small for all, the default.
+        fill_above: write −inf where v > u; otherwise those entries are undefined.
 
     Returns:
         float32 [heads, query tiles, tiles], −inf where v > u, as
@@ -159,8 +161,8 @@ def block_scores(
     with device_guard(q):
         means = _tile_means(q, tile, heads)
         if estimator == "pooled":
-            return _pooled_scores(means, k, scale, tile, heads, group, tiles)
-        return _pooled_query_scores(means, k, scale, tile, heads, group, tiles)
+            return _pooled_scores(means, k, scale, tile, heads, group, tiles, fill_above)
+        return _pooled_query_scores(means, k, scale, tile, heads, group, tiles, fill_above)
 
 
 def _tile_means(x: Tensor, tile: int, heads: tuple[int, ...]) -> Tensor:
@@ -177,13 +179,15 @@ def _tile_means(x: Tensor, tile: int, heads: tuple[int, ...]) -> Tensor:
 
 def _pooled_scores(
     means: Tensor, k: Tensor, scale: float, tile: int, heads: tuple[int, ...], group: int,
-    query_tiles: range,
+    query_tiles: range, fill_above: bool,
 ) -> Tensor:  # fmt: skip
     kv_heads = tuple(sorted({head // group for head in heads}))
     keys = _tile_means(k, tile, kv_heads)
     index = head_index(tuple(kv_heads.index(head // group) for head in heads), k.device)
     queries = means[:, query_tiles.start : query_tiles.stop] * scale
     scores = torch.bmm(queries, keys[index.long()].transpose(1, 2))
+    if not fill_above:
+        return scores
     tiles = torch.arange(means.shape[1], device=k.device)
     above = tiles > tiles[query_tiles.start : query_tiles.stop, None]
     return scores.masked_fill_(above, float("-inf"))
@@ -191,21 +195,21 @@ def _pooled_scores(
 
 def _pooled_query_scores(
     means: Tensor, k: Tensor, scale: float, tile: int, heads: tuple[int, ...], group: int,
-    query_tiles: range,
+    query_tiles: range, fill_above: bool,
 ) -> Tensor:  # fmt: skip
     _, _, n, head_dim = k.shape
     count, first, rows = means.shape[1], query_tiles.start, len(query_tiles)
-    scores = torch.full(
-        (len(heads), rows, count), float("-inf"), dtype=torch.float32, device=k.device
-    )
-    block_u, per_program = 64, 16
+    scores = torch.empty((len(heads), rows, count), dtype=torch.float32, device=k.device)
+    if fill_above:
+        scores.fill_(float("-inf"))
+    narrow = head_dim <= 128 and k.element_size() == 2
+    block_u, per_program = 128 if narrow else 64, 16
     grid = (triton.cdiv(rows, block_u), triton.cdiv(first + rows, per_program), len(heads))
     block_scores_fwd_kernel[grid](
         means, k, head_index(heads, k.device), scores,
         n, count, first, rows, group, scale * LOG2_E, *k.stride()[1:],
         D=head_dim, D_PAD=padded_head_dim(head_dim), TILE=tile, BLOCK_U=block_u,
-        TILES_PER_PROGRAM=per_program, IEEE=k.dtype == torch.float32, num_warps=4,
-        num_stages=2 if head_dim <= 128 and k.element_size() == 2 else 1,
+        TILES_PER_PROGRAM=per_program, PRECISION=_precision(k), num_warps=8 if narrow else 4, num_stages=3 if narrow else 1,
     )  # fmt: skip
     return scores
 
@@ -240,9 +244,9 @@ class _Rows:
             "BLOCK_R": 32 if wide else (128 if padded % 128 == 0 else 64),
             "BLOCK_K": 128,
             "KEYS": KEYS_PER_PROGRAM,
-            "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+            "PRECISION": _precision(q),
             "num_warps": 8,
-            "num_stages": 1 if wide else 2,
+            "num_stages": 1 if wide else 3,
         }
         parts = torch.empty(
             (self.num_heads, self.programs, padded), dtype=torch.float32, device=q.device
@@ -276,3 +280,7 @@ class _Rows:
             NUM_ROWS=self.num_rows, BLOCK_R=16, BLOCK=block, num_warps=4,
         )  # fmt: skip
         return out
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["column_spans", "head_index", "upload"]
+__all__ = ["column_spans", "head_index", "list_spans", "upload"]
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -50,3 +50,22 @@ def column_spans(
     total = stride * num_tiles
     spans = np.stack([np.cumsum(sizes) - sizes, sizes, np.cumsum(total) - total, stride])
     return upload(spans, device), int(total.sum())
+
+
+def list_spans(
+    budgets: tuple[int, ...], query_tiles: int | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Lay out the lists of groups, one after the other.
+
+    Args:
+        budgets: places in each row of a group's list.
+        query_tiles: rows of each list; None for one.
+        device: where the result is.
+
+    Returns:
+        int64 [groups]: budgets; where each list starts.
+    """
+    sizes = np.asarray(budgets, dtype=np.int64)
+    starts = (np.cumsum(sizes) - sizes) * (1 if query_tiles is None else query_tiles)
+    limit, begin = upload(np.stack([sizes, starts]), device)
+    return limit, begin
