@@ -17,6 +17,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 __all__ = ["score_hopper_fwd_kernel"]
 
+# Two builtins have one name in Triton 3.5 and 3.6, another in later releases.
+_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+_copy_async = (
+    async_copy.async_load
+    if hasattr(async_copy, "async_load")
+    else async_copy.async_copy_global_to_shared
+)
+
 
 @gluon.jit
 def _add_to_buckets(
@@ -105,7 +113,7 @@ def _reduce_tile(
 
 @gluon.jit
 def _copy_tile(s_q, p_tile, i_slot):
-    async_copy.async_copy_global_to_shared(s_q.index(i_slot), p_tile)
+    _copy_async(s_q.index(i_slot), p_tile)
     async_copy.commit_group()
 
 
@@ -156,7 +164,7 @@ def score_hopper_fwd_kernel(
         p_k = k + (i_h // group) * stride_k_h + i_block.to(gl.int64) * BLOCK_K * stride_k_n
         # All keys are real: the block lies before a whole query tile.
         o_k = gl.expand_dims(o_load * stride_k_n, 1) + gl.expand_dims(o_d, 0)
-        async_copy.async_copy_global_to_shared(s_k, p_k + o_k)
+        _copy_async(s_k, p_k + o_k)
         o_tile = gl.expand_dims(o_q * stride_q_n, 1) + gl.expand_dims(o_d, 0)
         p_q = q + i_h * stride_q_h
         stride_tile = stride_q_n.to(gl.int64) * 64
@@ -184,7 +192,7 @@ def score_hopper_fwd_kernel(
 
         async_copy.wait_group(NUM_STAGES - 2)
         fence_async_shared()
-        gl.thread_barrier()
+        _barrier()
         b_zero = gl.zeros([BLOCK_K, 64], gl.float32, layout=S)
         b_even = warpgroup_mma(
             s_k, s_q.index(0).permute([1, 0]), b_zero, use_acc=False, is_async=True
@@ -197,7 +205,7 @@ def score_hopper_fwd_kernel(
             b_lse = gl.load(p_lse + (i_u_low + i_t) * 64)
             async_copy.wait_group(NUM_STAGES - 3)
             fence_async_shared()
-            gl.thread_barrier()
+            _barrier()
             b_odd = warpgroup_mma(
                 s_k, s_q.index((i_t + 1) % NUM_STAGES).permute([1, 0]), b_s_odd,
                 use_acc=False, is_async=True,
@@ -224,7 +232,7 @@ def score_hopper_fwd_kernel(
             b_lse = gl.load(p_lse + gl.where(is_real, i_u, num_tiles) * 64)
             async_copy.wait_group(NUM_STAGES - 3)
             fence_async_shared()
-            gl.thread_barrier()
+            _barrier()
             b_even = warpgroup_mma(
                 s_k, s_q.index((i_t + 1) % NUM_STAGES).permute([1, 0]), b_s_even,
                 use_acc=False, is_async=True,
