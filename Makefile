@@ -18,11 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python scripts/demo.py
 
+# One thread a worker: two workers on two cores.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
