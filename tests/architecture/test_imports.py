@@ -25,7 +25,7 @@ ALLOWED = {
         "runtime", "calibration", "exchange", "selection", "scoring", "model", "timing",
         "kernels", "schema", "patterns",
     },
-    "report": {"exchange", "selection", "timing", "schema", "patterns"},
+    "report": {"exchange", "selection", "model", "timing", "kernels", "schema", "patterns"},
     "cli": {
         "report", "validation", "runtime", "calibration", "exchange", "selection", "scoring",
         "model", "timing", "kernels", "schema", "patterns",
