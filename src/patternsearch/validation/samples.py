@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patternsearch.calibration.plan import plan_slots, resolve
+from patternsearch.calibration.plan import ResolvedRecipe, Slot, plan_slots, resolve
 from patternsearch.calibration.recipes import load_recipe, recipe_path
 from patternsearch.calibration.samples import Sample, draw_slots
 from patternsearch.errors import InputError, ScoresError
@@ -71,7 +71,7 @@ def judging_samples(
     """
     if recipe is not None:
         chosen = tuple(sorted(set(lengths))) if lengths else None
-        samples = _draw(recipe, loaded, chosen, None, None, progress)
+        samples = _draw(recipe, loaded, chosen, progress)
         kept = _first(samples, max_samples)
         return JudgingSamples(kept, frozenset(), f"held-out samples of recipe {recipe}")
     calibration = config.calibration
@@ -91,15 +91,7 @@ def judging_samples(
     if stored is not None:
         samples, origin = stored, f"recorded {split} samples"
     else:
-        per_length = {
-            length: sum(s.length == length and s.split == "calibration" for s in
-                        calibration.samples)
-            for length in calibration.lengths
-        }  # fmt: skip
-        drawn = _draw(
-            calibration.recipe, loaded, wanted, max(per_length.values()), calibration.seed, progress
-        )
-        samples = _recorded_only(drawn, calibration, split)
+        samples = _redrawn(calibration, loaded, wanted, split, progress)
         origin = f"{split} samples of recipe {calibration.recipe}, drawn again"
     kept = _first(samples, max_samples)
     return JudgingSamples(kept, _complete(kept, calibration, split), origin, split)
@@ -159,41 +151,72 @@ def _draw(
     recipe: str,
     loaded: LoadedModel,
     lengths: tuple[int, ...] | None,
-    num_samples: int | None,
-    seed: int | None,
+    progress: Progress | None,
+) -> list[Sample]:
+    """Draw the held-out samples of a recipe, or all if it holds none out."""
+    resolved = resolve(load_recipe(recipe), lengths=lengths)
+    slots = plan_slots(resolved)
+    heldout = [slot for slot in slots if slot.split == "heldout"]
+    return _draw_slots(recipe, resolved, heldout or slots, loaded, progress)
+
+
+def _redrawn(
+    calibration: Calibration,
+    loaded: LoadedModel,
+    lengths: Sequence[int],
+    split: str,
+    progress: Progress | None,
+) -> list[Sample]:
+    """Draw the recorded samples of a split again."""
+    resolved = _recorded_plan(calibration)
+    slots = [s for s in plan_slots(resolved) if s.split == split and s.length in lengths]
+    samples = _draw_slots(calibration.recipe, resolved, slots, loaded, progress)
+    recorded = {sample.sample_id: sample.sha256 for sample in calibration.samples}
+    changed = [s for s in samples if recorded.get(s.sample_id) != s.sha256]
+    if changed:
+        raise InputError(
+            f"recipe {calibration.recipe} now gives other tokens for {len(changed)} of "
+            f"{len(samples)} samples (first: {changed[0].sample_id}): its text, its packages or "
+            "the tokenizer changed; restore them, or judge on the new text with --recipe"
+        )
+    return samples
+
+
+def _recorded_plan(calibration: Calibration) -> ResolvedRecipe:
+    """Resolve the recipe as the calibration did; its digest tells whether it still is that one."""
+    recipe = load_recipe(calibration.recipe)
+    counts = {
+        sum(s.length == length and s.split == "calibration" for s in calibration.samples)
+        for length in calibration.lengths
+    }
+    for samples in (None, *sorted(counts - {0})):
+        resolved = resolve(
+            recipe, lengths=calibration.lengths, samples=samples, seed=calibration.seed
+        )
+        if resolved.sha256 == calibration.recipe_sha256:
+            return resolved
+    raise InputError(
+        f"recipe {calibration.recipe} is not the one of the calibration any more (or a source of "
+        "it is missing here): restore it, or judge on another with --recipe"
+    )
+
+
+def _draw_slots(
+    recipe: str,
+    resolved: ResolvedRecipe,
+    slots: Sequence[Slot],
+    loaded: LoadedModel,
     progress: Progress | None,
 ) -> list[Sample]:
     if loaded.tokenizer is None:
         raise InputError("samples must be drawn but the model was loaded without a tokenizer")
-    document = load_recipe(recipe)
-    resolved = resolve(document, lengths=lengths, samples=num_samples, seed=seed)
-    slots = plan_slots(resolved)
-    heldout = [slot for slot in slots if slot.split == "heldout"]
     return draw_slots(
         resolved,
-        heldout or slots,
+        slots,
         loaded.tokenizer,
         base_dir=recipe_path(recipe).parent,
         progress=progress,
     )
-
-
-def _recorded_only(drawn: list[Sample], calibration: Calibration, split: str) -> list[Sample]:
-    recorded = {s.sample_id: s.sha256 for s in calibration.samples if s.split == split}
-    changed = [s for s in drawn if s.sample_id in recorded and recorded[s.sample_id] != s.sha256]
-    if changed:
-        raise InputError(
-            f"recipe {calibration.recipe} now gives other tokens for {len(changed)} samples "
-            f"(first: {changed[0].sample_id}): its text, its packages or the tokenizer changed; "
-            "restore them, or judge on the new text with --recipe"
-        )
-    known = [sample for sample in drawn if sample.sample_id in recorded]
-    if not known:
-        raise InputError(
-            f"recipe {calibration.recipe} gives none of the recorded samples: "
-            "name a recipe to judge on with --recipe"
-        )
-    return known
 
 
 def _first(samples: Sequence[Sample], limit: int | None) -> tuple[Sample, ...]:
