@@ -1,0 +1,187 @@
+"""Time a whole prefill, dense against sparse, on a random model of an 8B model's shape.
+
+    PYTHONPATH=src python scripts/measure_prefill.py --lengths 32768,131072
+
+Weights are random, so outputs mean nothing; times depend on shapes and on how much the patterns
+read, and that is set by budgets and reported as measured density. Correctness first: the kernels
+must agree with the PyTorch path on this model's own q, k and v before anything is timed. Dense
+runs under both of torch's fused attention kernels and the faster one counts. One JSON row per
+measurement on stdout.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from patternsearch.kernels.attend import build_plan
+from patternsearch.model.capture import run_with_capture
+from patternsearch.model.loading import adopt_model
+from patternsearch.model.tensor_parallel import rank_slices
+from patternsearch.patterns.candidates import AShape, BlockSparse, VerticalSlashSpread, describe
+from patternsearch.runtime.prefill_timing import time_prefill
+from patternsearch.runtime.sparse import sparse_attention_of
+from patternsearch.schema.config import PatternConfig
+from patternsearch.timing.environment import describe_environment
+
+PATTERNS = (
+    VerticalSlashSpread(vertical=512, diagonals=8, tile=128),
+    AShape(sink=128, window=1024, tile=128),
+    BlockSparse(blocks=10, tile=128),
+    VerticalSlashSpread(vertical=1000, diagonals=4, tile=128),
+)
+DENSE_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+def build_model(num_layers, device, dtype, small):
+    size = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+    if small:
+        size |= {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "vocab_size": 512, "head_dim": 64}  # fmt: skip
+    config = LlamaConfig(
+        num_hidden_layers=num_layers,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=False,
+        dtype=dtype,
+        **size,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = LlamaForCausalLM(config).to(dtype)
+    return adopt_model(model)
+
+
+def config_for(loaded):
+    identity = loaded.identity
+    kinds = itertools.cycle(PATTERNS)
+    return PatternConfig.model_validate(
+        {
+            "format": "patternsearch/config",
+            "schema_version": 1,
+            "provenance": {"patternsearch": "measurement"},
+            "model": identity.model_dump(),
+            "tensor_parallel": {
+                "size": 1,
+                "ranks": [
+                    part.model_dump()
+                    for part in rank_slices(identity.num_query_heads, identity.num_kv_heads, 1)
+                ],
+            },
+            "calibration": None,
+            "selection": None,
+            "imported": {"format": "minference", "file_sha256": "0" * 64, "score_kind": "none"},
+            "fingerprints": None,
+            "heads": [
+                [{"pattern": next(kinds).model_dump()} for _ in range(identity.num_query_heads)]
+                for _ in range(identity.num_layers)
+            ],
+        }
+    )
+
+
+def check(loaded, config, num_tokens):
+    """Compare the kernels with the PyTorch path on the first layer; return the largest error."""
+    errors = []
+
+    def look(inputs):
+        if inputs.layer:
+            return
+        patterns = [entry.pattern for entry in config.heads[0]]
+        keywords = {"scale": inputs.scale}
+        q, k, v = (t.contiguous() for t in (inputs.q, inputs.k, inputs.v))
+        ours = sparse_attention_of(patterns, q, k, v, backend="triton", **keywords).float()
+        truth = sparse_attention_of(patterns, q, k, v, backend="torch", **keywords).float()
+        error = (ours - truth).norm(dim=(2, 3)) / truth.norm(dim=(2, 3))
+        errors.append(float(error.max()))
+
+    ids = torch.randint(0, loaded.identity.vocab_size, (1, num_tokens))
+    run_with_capture(loaded, ids, look)
+    return errors[0]
+
+
+def density_of(loaded, config, num_tokens):
+    """Return the mean density of the first layer's heads on random q and k, and the largest."""
+    identity = loaded.identity
+    q, k = (
+        torch.randn(1, heads, num_tokens, identity.head_dim, device=loaded.device,
+                    dtype=loaded.dtype)
+        for heads in (identity.num_query_heads, identity.num_kv_heads)
+    )  # fmt: skip
+    patterns = [entry.pattern for entry in config.heads[0]]
+    backend = "triton" if loaded.device.type == "cuda" else "torch"
+    plan = build_plan(q, k, scale=identity.attention_scale, candidates=patterns, backend=backend)
+    density = plan.counts().density
+    return float(density.mean()), float(density.max())
+
+
+def dense_rows(loaded, config, ids, repetitions):
+    if loaded.device.type != "cuda":
+        yield "sdpa", time_prefill(loaded.model, config, ids, run="dense", repetitions=repetitions)
+        return
+    for name, kernel in DENSE_KERNELS.items():
+        try:
+            with sdpa_kernel([kernel]):
+                yield (
+                    name,
+                    time_prefill(loaded.model, config, ids, run="dense", repetitions=repetitions),
+                )
+        except RuntimeError as error:
+            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", default="32768,131072")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--small", action="store_true", help="a toy width, to try the script")
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    dtype = torch.bfloat16 if arguments.device != "cpu" else torch.float32
+    loaded = build_model(arguments.layers, arguments.device, dtype, arguments.small)
+    config = config_for(loaded)
+    facts = describe_environment()
+    head = {
+        "gpu": facts.get("gpu_0"), "torch": facts.get("torch"), "triton": facts.get("triton"),
+        "transformers": facts.get("transformers"), "dtype": str(dtype).removeprefix("torch."),
+        "layers": arguments.layers, "patterns": [describe(p) for p in PATTERNS],
+    }  # fmt: skip
+    if loaded.device.type == "cuda":
+        error = check(loaded, config, 3000)
+        print(json.dumps({**head, "check": "triton against torch", "largest_error": error}))
+        if error > 2e-2:
+            raise SystemExit("the kernels disagree with the PyTorch path: nothing is timed")
+    for n in map(int, arguments.lengths.split(",")):
+        ids = torch.randint(0, loaded.identity.vocab_size, (1, n))
+        mean, largest = density_of(loaded, config, n)
+        best = None
+        for name, row in dense_rows(loaded, config, ids, arguments.repetitions):
+            print(json.dumps({**head, "kernel": name, **row.model_dump()}), flush=True)
+            if best is None or row.total_ms < best[1].total_ms:
+                best = (name, row)
+        sparse = time_prefill(
+            loaded.model, config, ids, run="sparse", repetitions=arguments.repetitions
+        )
+        print(json.dumps({**head, "kernel": "triton", "density": mean, **sparse.model_dump()}))
+        name, dense = best
+        summary = {
+            "num_tokens": n,
+            "dense_kernel": name,
+            "density": mean,
+            "largest_density": largest,
+            "attention_speedup": dense.attention_ms / sparse.attention_ms,
+            "attention_and_index_speedup": dense.attention_ms
+            / (sparse.attention_ms + sparse.index_ms),
+            "prefill_speedup": dense.total_ms / sparse.total_ms,
+        }
+        print(json.dumps(summary), flush=True)
+
+
+if __name__ == "__main__":
+    main()
