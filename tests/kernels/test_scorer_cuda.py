@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from support.planted import planted_qk
 
 from patternsearch.schema.io import load_grid
 from patternsearch.scoring.engine import LayerScorer
+from support.planted import planted_qk
 
 pytestmark = pytest.mark.gpu
 
