@@ -151,6 +151,18 @@ def test_select_top_lists_causal_entries_descending(lists):
                 assert row == sorted(order[group, u, :size].tolist(), reverse=True)
 
 
+def test_select_top_reads_causal_rows_longer_than_a_block(monkeypatch):
+    monkeypatch.setattr(select_triton, "LONG_ROW", 128)
+    scores = _tied_scores(300, 300)[None, 290:].contiguous()
+    lists = {}
+    for module in (select, select_triton):
+        lists[module] = torch.zeros(300 * 50, dtype=torch.int32)
+        module.select_top(
+            scores, (50,), out=lists[module], with_mask=False, num_forced=0, causal_from=290
+        )
+    assert torch.equal(lists[select], lists[select_triton])
+
+
 @BACKENDS
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize("n", [1, 64, 65, 500, 5000])

@@ -5,6 +5,8 @@ For machines without a GPU. It gathers each query tile's keys, so its work follo
 counts like the GPU kernels' does.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -70,11 +72,5 @@ def query_tile_keys(part: TilePlan, row: int, u: int, n: int) -> Tensor:
 
 def plan_to_host(part: TilePlan) -> TilePlan:
     """Copy the lists of one tile size to the CPU."""
-    return TilePlan(
-        tile=part.tile,
-        heads=part.heads,
-        **{
-            name: getattr(part, name).cpu()
-            for name in ("meta", "tile_count", "column_count", "lists", "columns", "order")
-        },
-    )
+    names = ("meta", "tile_count", "column_count", "lists", "columns", "order")
+    return replace(part, **{name: getattr(part, name).cpu() for name in names})

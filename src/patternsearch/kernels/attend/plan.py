@@ -117,6 +117,8 @@ class TilePlan:
         columns: int32, flat; every row is filled up with zeros to a multiple of
             ``COLUMN_PADDING``.
         order: int32 [G · num_tiles(n, T)]: work items g · num_tiles + u, the longest first.
+        max_tiles: the most key tiles that a query tile may read.
+        has_columns: does any head gather columns.
     """
 
     tile: int
@@ -127,6 +129,8 @@ class TilePlan:
     lists: Tensor
     columns: Tensor
     order: Tensor
+    max_tiles: int
+    has_columns: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +217,7 @@ def make_plan(
 def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> TilePlan:
     count = num_tiles(n, tile)
     meta, tile_counts, column_counts, lists, columns = [], [], [], [], []
-    list_start = column_start = 0
+    list_start = column_start = max_tiles = 0
     lists_of: Any = select
     if device.type == "cuda":
         from patternsearch.kernels.index import select_triton
@@ -229,6 +233,7 @@ def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> Til
             widths = tuple(
                 s + w for s, w in zip(part.sink_tiles, part.window_diagonals, strict=True)
             )
+            max_tiles = max(max_tiles, *widths)
             tile_counts.append(_capped_counts(widths, count, device))
             column_counts.append(no_columns)
         elif isinstance(part, ListedSets):
@@ -236,6 +241,7 @@ def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> Til
             rows[:, META_USES_LIST] = 1
             rows[:, META_LIST] = list_start + _starts(budgets * count)
             rows[:, META_LIST_STRIDE] = budgets
+            max_tiles = max(max_tiles, *part.budgets)
             tile_counts.append(_capped_counts(part.budgets, count, device))
             column_counts.append(no_columns)
             lists.append(part.tiles)
@@ -251,6 +257,7 @@ def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> Til
             rows[:, META_LIST] = list_start + np.arange(len(part.heads)) * count
             rows[:, META_COLUMNS] = column_start + spans[2].numpy()
             rows[:, META_COLUMN_STRIDE] = spans[3].numpy()
+            max_tiles = count
             tile_counts.append(counts)
             column_counts.append(gathered_count)
             lists.append(diagonals.reshape(-1))
@@ -270,6 +277,8 @@ def _tile_plan(n: int, tile: int, sets: list[Sets], device: torch.device) -> Til
         lists=torch.cat(lists) if lists else nothing,
         columns=torch.cat(columns) if columns else nothing,
         order=work.reshape(-1).argsort(descending=True, stable=True).int(),
+        max_tiles=min(max_tiles, count),
+        has_columns=bool(columns),
     )
 
 

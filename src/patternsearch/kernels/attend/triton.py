@@ -161,9 +161,7 @@ def _launch(
     config: AttendConfig | None,
 ) -> None:  # fmt: skip
     configs = (
-        [config]
-        if config is not None
-        else launch_configs(q, k, v, part.tile, part.columns.numel() > 1)
+        [config] if config is not None else launch_configs(q, k, v, part.tile, part.has_columns)
     )
     too_large = []
     for choice in configs:
@@ -196,7 +194,7 @@ def _launch_with(
         n, part.tile_count.shape[1], num_heads // k.shape[1], scale * LOG2_E,
         *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], *out.stride()[1:],
         D=head_dim, D_PAD=padded, TILE=part.tile, BLOCK_K=config.block_k,
-        BLOCK_C=config.block_c, USE_TMA=config.use_tma, HAS_COLUMNS=part.columns.numel() > 1,
+        BLOCK_C=config.block_c, USE_TMA=config.use_tma, HAS_COLUMNS=part.has_columns,
         STAGES=config.num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, maxnreg=config.max_registers,
     )  # fmt: skip

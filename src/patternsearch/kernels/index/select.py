@@ -48,7 +48,7 @@ def select_top(
     Returns:
         uint8 of the shape of ``scores``, or None.
     """
-    groups, rows, entries = scores.shape
+    _, rows, entries = scores.shape
     entry = torch.arange(entries, device=scores.device)
     inside = torch.ones((rows, entries), dtype=torch.bool, device=scores.device)
     forced = (entry < num_forced).expand(rows, entries)

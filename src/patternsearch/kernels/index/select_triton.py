@@ -13,26 +13,25 @@ from patternsearch.kernels.index.upload import column_spans, list_spans
 __all__ = ["compact_diagonals", "diagonals_of_offsets", "loose_columns", "select_top"]
 
 LONG_ROW = 8192
-"""Rows longer than this are read by too few programs to find their own threshold quickly."""
+"""Rows longer than this do not stay in registers: their thresholds come from ``topk``."""
 
 
 @triton.jit
 def _ordered(b_score):
-    """Map floats to integers of the same order, below 2^31; -0.0 and 0.0 are equal."""
+    """Map floats to int32 of the same order; -0.0 and 0.0 are equal."""
     b_bits = (b_score + 0.0).to(tl.int32, bitcast=True)
     return b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _keys(P, o_entry, length, num_forced, FORCE_LAST: tl.constexpr):
-    """Map scores to integers of the same order, 0 .. 2^32 - 1; forced entries get the highest."""
-    m_entry = o_entry < length
-    b_key = _ordered(tl.load(P + o_entry, mask=m_entry, other=0.0))
+    """Load entries as int32 of their order: forced ones the highest, missing ones the lowest."""
+    b_key = _ordered(tl.load(P + o_entry, mask=o_entry < length, other=0.0))
     m_forced = o_entry < num_forced
     if FORCE_LAST:
         m_forced = m_forced | (o_entry == length - 1)
     b_key = tl.where(m_forced, 0x7FFFFFFF, b_key)
-    return b_key.to(tl.int64) + 0x80000000, m_entry
+    return tl.where(o_entry < length, b_key, -0x80000000)
 
 
 @triton.jit
@@ -40,7 +39,7 @@ def select_top_fwd_kernel(
     SCORES, BUDGETS, STARTS, CUTS, OUT, MASK,
     num_entries, num_forced, rows_per_group, first_row,
     CAUSAL: tl.constexpr, HAS_CUTS: tl.constexpr, HAS_OUT: tl.constexpr,
-    HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_MASK: tl.constexpr, IS_SHORT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     i_group = i_row // rows_per_group
@@ -53,37 +52,37 @@ def select_top_fwd_kernel(
         length = i_u + 1
     budget = tl.minimum(budget, length)
     p_row = SCORES + i_row * num_entries
-    room = budget  # entries to take among those equal to the last one taken
     if HAS_CUTS:
-        prefix = _ordered(tl.load(CUTS + i_row)).to(tl.int64) + 0x80000000
-        for first in range(0, length, BLOCK):
-            o_entry = first + tl.arange(0, BLOCK)
-            b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
-            room -= tl.sum((m_entry & (b_key > prefix)).to(tl.int32), 0)
-    else:
-        o_bin = tl.arange(0, 256)
-        prefix = tl.zeros([], tl.int64)  # the digits of the last key taken, the highest first
-        for digit in tl.static_range(4):
-            b_count = tl.zeros([256], tl.int32)
-            for first in range(0, length, BLOCK):
-                o_entry = first + tl.arange(0, BLOCK)
-                b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
-                m_same = m_entry & ((b_key >> (32 - 8 * digit)) == prefix)
-                b_digit = ((b_key >> (24 - 8 * digit)) & 255).to(tl.int32)
-                b_count += tl.histogram(b_digit, 256, mask=m_same)
-            b_above = tl.sum(b_count, 0) - tl.cumsum(b_count, 0)  # in higher bins
-            m_bin = (b_above < room) & (b_above + b_count >= room)
-            chosen = tl.max(tl.where(m_bin, o_bin, 0), 0)
-            room -= tl.sum(tl.where(o_bin == chosen, b_above, 0), 0)
-            prefix = prefix * 256 + chosen
+        cut = _ordered(tl.load(CUTS + i_row))
+    else:  # the largest key that `budget` entries reach, bit by bit
+        if IS_SHORT:
+            b_row = _keys(p_row, tl.arange(0, BLOCK), length, num_forced, CAUSAL)
+        reached = tl.zeros([], tl.int64)  # key + 2^31
+        for bit in range(32):
+            trial = reached + (tl.full([], 0x80000000, tl.int64) >> bit)
+            at_least = (trial - 0x80000000).to(tl.int32)
+            if IS_SHORT:
+                count = tl.sum((b_row >= at_least).to(tl.int32), 0)
+            else:
+                count = 0
+                for first in range(0, length, BLOCK):
+                    o_entry = first + tl.arange(0, BLOCK)
+                    b_key = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+                    count += tl.sum((b_key >= at_least).to(tl.int32), 0)
+            reached = tl.where(count >= budget, trial, reached)
+        cut = (reached - 0x80000000).to(tl.int32)
+    room = budget  # entries to take among those equal to the last one taken
+    for first in range(0, length, BLOCK):
+        b_key = _keys(p_row, first + tl.arange(0, BLOCK), length, num_forced, CAUSAL)
+        room -= tl.sum((b_key > cut).to(tl.int32), 0)
     taken = 0
     equal = 0
     for first in range(0, length, BLOCK):
         o_entry = first + tl.arange(0, BLOCK)
-        b_key, m_entry = _keys(p_row, o_entry, length, num_forced, CAUSAL)
-        b_equal = (m_entry & (b_key == prefix)).to(tl.int32)
+        b_key = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+        b_equal = ((o_entry < length) & (b_key == cut)).to(tl.int32)
         b_rank = equal + tl.cumsum(b_equal, 0)
-        m_take = (m_entry & (b_key > prefix)) | ((b_equal != 0) & (b_rank <= room))
+        m_take = (b_key > cut) | ((b_equal != 0) & (b_rank <= room))
         b_take = m_take.to(tl.int32)
         if HAS_OUT:
             b_place = taken + tl.cumsum(b_take, 0) - 1
@@ -91,7 +90,8 @@ def select_top_fwd_kernel(
                 b_place = budget - 1 - b_place
             tl.store(OUT + start + b_place, o_entry, mask=m_take)
         if HAS_MASK:
-            tl.store(MASK + i_row * num_entries + o_entry, b_take.to(tl.uint8), mask=m_entry)
+            p_mask = MASK + i_row * num_entries + o_entry
+            tl.store(p_mask, b_take.to(tl.uint8), mask=o_entry < length)
         taken += tl.sum(b_take, 0)
         equal += tl.sum(b_equal, 0)
 
@@ -128,7 +128,8 @@ def select_top(
             out if out is not None else limit, mask if mask is not None else limit,
             entries, num_forced, rows, causal_from or 0,
             CAUSAL=causal_from is not None, HAS_CUTS=cuts is not None, HAS_OUT=out is not None,
-            HAS_MASK=mask is not None, BLOCK=block, num_warps=max(4, block // 512),
+            HAS_MASK=mask is not None, IS_SHORT=entries <= block, BLOCK=block,
+            num_warps=max(4, block // 512),
         )  # fmt: skip
     return mask
 

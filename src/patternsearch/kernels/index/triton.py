@@ -209,7 +209,8 @@ def _pooled_query_scores(
         means, k, head_index(heads, k.device), scores,
         n, count, first, rows, group, scale * LOG2_E, *k.stride()[1:],
         D=head_dim, D_PAD=padded_head_dim(head_dim), TILE=tile, BLOCK_U=block_u,
-        TILES_PER_PROGRAM=per_program, PRECISION=_precision(k), num_warps=8 if narrow else 4, num_stages=3 if narrow else 1,
+        TILES_PER_PROGRAM=per_program, PRECISION=_precision(k),
+        num_warps=8 if narrow else 4, num_stages=3 if narrow else 1,
     )  # fmt: skip
     return scores
 
