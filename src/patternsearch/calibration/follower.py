@@ -50,6 +50,8 @@ def follow(request: CalibrationRequest, team: Team) -> None:
         oracle=request.oracle,
         consumer=request.consumer,
         backend=plan["backend"],
+        row_sample=request.row_sample,
+        row_seed=plan["row_seed"],
     )
     store = ScoresStore(scores_folder_of(request.output), plan["request"])
     samples = store.read_samples()

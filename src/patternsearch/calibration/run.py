@@ -145,6 +145,8 @@ def _run(
         oracle=request.oracle,
         consumer=request.consumer,
         backend=scorer_backend,
+        row_sample=request.row_sample,
+        row_seed=inputs.resolved.seed,
     )
     with clock.phase("load"):
         loaded = load_model(
@@ -186,6 +188,7 @@ def _run(
             "request": store.request,
             "grid": inputs.grid.model_dump(mode="json"),
             "backend": scorer_backend,
+            "row_seed": inputs.resolved.seed,
             "fingerprint_seed": FINGERPRINT_SEED,
             "order": order,
         },

@@ -24,11 +24,7 @@ def dense_attention_for(device: torch.device) -> Any:
         return None
     from patternsearch.kernels.score.lse import attention_with_lse
 
-    def attention(q: Any, k: Any, v: Any, *, scale: float) -> tuple[Any, Any]:
-        out, lse, _ = attention_with_lse(q, k, v, scale=scale)
-        return out, lse
-
-    return attention
+    return attention_with_lse
 
 
 def score_sample(
@@ -76,7 +72,9 @@ def _gathered(scores: dict[int, LayerScores], loaded: LoadedModel) -> dict[int, 
     A head's sums were made whole on its rank, so nothing is averaged here.
     """
     layers = sorted(scores)
+    some = scores[layers[0]]
     names = [field.name for field in fields(LayerScores) if field.name != "specs"]
+    names = [name for name in names if getattr(some, name) is not None]
 
     def whole(name: str) -> Any:
         local = np.stack([getattr(scores[layer], name) for layer in layers], axis=1)

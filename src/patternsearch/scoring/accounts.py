@@ -3,24 +3,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 from torch import Tensor
 
 from patternsearch.errors import ModelError
 from patternsearch.patterns.candidates import Candidate, Index
 from patternsearch.patterns.geometry import NUM_REGIONS, causal_pairs, region_bounds, region_rows
+from patternsearch.patterns.row_sampling import RowSample
 
-__all__ = ["Accounts", "LayerScores", "Regions"]
+__all__ = ["Accounts", "LayerScores", "Regions", "SampledRegions", "joined_heads"]
 
 _ROUNDING = 1e-4
 """How far float32 sums of probabilities may carry a mass outside [0, 1]; more is a fault."""
 
 _CAPTURED = slice(0, NUM_REGIONS)
 _LOGICAL, _PAIRS, _TILES, _COLUMNS = range(NUM_REGIONS, NUM_REGIONS + 4)
-_FIELDS = NUM_REGIONS + 4
+_VARIANCE = slice(NUM_REGIONS + 4, 2 * NUM_REGIONS + 4)
+_FIELDS = 2 * NUM_REGIONS + 4
+_CONFIDENCE = 0.95
+"""One-sided, of the lower bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class LayerScores:
         density: float64 [Hq, R], causal pairs read of all causal pairs.
         tiles: int64 [Hq, R], causal tiles read, of the candidate's own size; of 64 for dense.
         columns: int64 [Hq, R], chosen columns gathered outside the tiles, summed over query tiles.
+        error: float64 [Hq, R, 5], standard error of ``mass``; None if every row was scored.
+        low: float64 [Hq, R, 5], lower 95% confidence bound of ``mass``; None likewise.
     """
 
     specs: tuple[tuple[Candidate, Index], ...]
@@ -43,6 +51,29 @@ class LayerScores:
     density: NDArray[np.float64]
     tiles: NDArray[np.int64]
     columns: NDArray[np.int64]
+    error: NDArray[np.float64] | None = None
+    low: NDArray[np.float64] | None = None
+
+
+def joined_heads(parts: Sequence[LayerScores]) -> LayerScores:
+    """Put the scores of consecutive blocks of heads together."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def joined(name: str) -> NDArray[np.float64]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    sampled = parts[0].error is not None
+    return LayerScores(
+        specs=parts[0].specs,
+        mass=joined("mass"),
+        logical=joined("logical"),
+        density=joined("density"),
+        tiles=joined("tiles").astype(np.int64),
+        columns=joined("columns").astype(np.int64),
+        error=joined("error") if sampled else None,
+        low=joined("low") if sampled else None,
+    )
 
 
 class Regions:
@@ -60,11 +91,56 @@ class Regions:
         return torch.stack(parts, dim=-1)
 
 
-class Accounts:
-    """Collects rows on the device; one copy to the host at the end."""
+class SampledRegions:
+    """Estimates of the sums over the query rows of each region, from a sample of segments."""
 
-    def __init__(self, num_heads: int, num_rows: int, n: int, device: torch.device) -> None:
+    def __init__(self, sample: RowSample, device: torch.device) -> None:
+        def tensor(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values.astype(np.float64)).to(device)
+
+        regions = np.arange(NUM_REGIONS)
+        self._expand = tensor(sample.weights[:, None] * (sample.region[:, None] == regions))
+        stratum = sample.stratum[:, None] == np.arange(len(sample.sizes))
+        self._stratum = torch.from_numpy(sample.stratum).to(device)
+        self._mean = tensor(stratum / sample.chosen)
+        self._variance = tensor(
+            sample.variance_weights[:, None] * (sample.stratum_region[:, None] == regions)
+        )
+        self._members = tensor(stratum)
+
+    def sum(self, by_segment: Tensor) -> Tensor:
+        """Turn [..., segments] into float64 [..., 8]: estimated sums by region, their variances."""
+        values = by_segment.double()
+        deviation = values - (values @ self._mean)[..., self._stratum]
+        squares = (deviation * deviation) @ self._members
+        return torch.cat([values @ self._expand, squares @ self._variance], dim=-1)
+
+
+class Accounts:
+    """Collects rows on the device; one copy to the host at the end.
+
+    Args:
+        num_heads: query heads.
+        num_rows: rows a head.
+        n: real tokens.
+        device: of the tensors that will be put in.
+        sample: which segments were scored; None if all.
+        first_head: global number of the first head, for errors.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_rows: int,
+        n: int,
+        device: torch.device,
+        *,
+        sample: RowSample | None = None,
+        first_head: int = 0,
+    ) -> None:
         self.n = n
+        self._sample = sample
+        self._first_head = first_head
         self._values = torch.full(
             (num_heads, num_rows, _FIELDS), float("nan"), dtype=torch.float64, device=device
         )
@@ -84,7 +160,8 @@ class Accounts:
 
         Args:
             rows: their places, G of them.
-            captured: [Hq, G, 4], probability captured by the physical set, summed by region.
+            captured: [Hq, G, 4], probability captured by the physical set, summed by region;
+                [Hq, G, 8] with the variances of estimates.
             pairs: [Hq, G] or [G], causal pairs read.
             tiles: [Hq, G] or [G], causal tiles read.
             columns: [Hq, G], columns gathered; none if left out.
@@ -95,8 +172,10 @@ class Accounts:
         values = torch.empty(
             self._values.shape[0], len(rows), _FIELDS, dtype=torch.float64, device=at.device
         )
-        values[..., _CAPTURED] = captured.double()
-        values[..., _LOGICAL] = captured.double().sum(-1) if logical is None else logical.double()
+        by_region = captured[..., :NUM_REGIONS].double()
+        values[..., _CAPTURED] = by_region
+        values[..., _VARIANCE] = captured[..., NUM_REGIONS:] if captured.shape[-1] > 4 else 0.0
+        values[..., _LOGICAL] = by_region.sum(-1) if logical is None else logical.double()
         values[..., _PAIRS] = pairs.double()
         values[..., _TILES] = tiles.double()
         values[..., _COLUMNS] = 0 if columns is None else columns.double()
@@ -124,24 +203,44 @@ class Accounts:
         if broken.size:
             where = "" if layer is None else f"layer {layer}, "
             raise ModelError(
-                f"{where}head {broken[0]}: the attention probabilities are not finite "
-                f"({broken.size} of {len(host)} heads of the layer): the model's activations "
-                "overflow or its weights hold NaN; check the checkpoint, or load it in float32 or "
-                "bfloat16"
+                f"{where}head {self._first_head + broken[0]}: the attention probabilities are not "
+                f"finite ({broken.size} of {len(host)} heads of the layer): the model's "
+                "activations overflow or its weights hold NaN; check the checkpoint, or load it in "
+                "float32 or bfloat16"
             )
         assert np.all(np.abs(total_host - self.n) <= 1e-3 * self.n), "lse does not fit q and k"
         captured = values[..., _CAPTURED]
+        rows = np.diff(np.asarray(region_bounds(self.n), dtype=np.float64))
         with np.errstate(invalid="ignore"):
-            by_region = captured / np.diff(np.asarray(region_bounds(self.n), dtype=np.float64))
+            by_region = captured / rows
         mass = np.concatenate([captured.sum(-1, keepdims=True) / self.n, by_region], axis=-1)
+        mass = _clamp(mass)
+        error, low = self._errors(mass, values[..., _VARIANCE], rows)
         return LayerScores(
             specs=specs,
-            mass=_clamp(mass),
+            mass=mass,
             logical=_clamp(values[..., _LOGICAL] / self.n),
             density=values[..., _PAIRS] / causal_pairs(self.n),
             tiles=values[..., _TILES].astype(np.int64),
             columns=values[..., _COLUMNS].astype(np.int64),
+            error=error,
+            low=low,
         )
+
+    def _errors(
+        self, mass: NDArray[np.float64], variance: NDArray[np.float64], rows: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
+        """Return standard errors and lower bounds (Student's t), [Hq, R, 5]."""
+        if self._sample is None:
+            return None, None
+        with np.errstate(invalid="ignore"):
+            by_region = np.sqrt(variance) / rows
+        overall = np.sqrt(variance.sum(-1, keepdims=True)) / self.n
+        error = np.concatenate([overall, by_region], axis=-1)
+        free = self._sample.degrees_of_freedom
+        free = np.concatenate([[free.sum()], free])
+        quantile = np.where(free > 0, stdtrit(np.maximum(free, 1), _CONFIDENCE), 0.0)
+        return error, np.clip(mass - quantile * error, 0.0, 1.0)
 
 
 def _clamp(mass: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ Online ranks come first, since they decide the buckets that the pass reduces und
 need sums over the whole matrix: one more pass, behind an option.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from torch import Tensor
 from patternsearch.errors import InputError
 from patternsearch.kernels import index as torch_index
 from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
+from patternsearch.kernels.score.sampled import segment_column_sums
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -27,7 +28,9 @@ from patternsearch.patterns.candidates import (
     describe,
 )
 from patternsearch.patterns.consumers import MINFERENCE_TILE, Consumer
-from patternsearch.scoring.accounts import Accounts, LayerScores
+from patternsearch.patterns.geometry import NUM_REGIONS, num_tiles
+from patternsearch.patterns.row_sampling import RowSample, sample_rows
+from patternsearch.scoring.accounts import Accounts, LayerScores, SampledRegions, joined_heads
 from patternsearch.scoring.tile_sets import (
     TileMasses,
     put_a_shape,
@@ -37,6 +40,16 @@ from patternsearch.scoring.tile_sets import (
 from patternsearch.scoring.vertical_slash import VerticalSlashIndex, prepare
 
 __all__ = ["LayerScorer", "LayerScores"]
+
+_TILE_PAIRS = 2**28
+"""Largest number of tiles, over all heads, whose masses are held at a time (1 GiB)."""
+
+
+def _kv_blocks(num_kv_heads: int, group: int, n: int) -> Iterator[slice]:
+    """Yield kv heads whose query heads are scored together; all of them unless n is very long."""
+    step = max(1, _TILE_PAIRS // (group * num_tiles(n, 64) ** 2))
+    for first in range(0, num_kv_heads, step):
+        yield slice(first, min(first + step, num_kv_heads))
 
 
 @dataclass
@@ -62,9 +75,14 @@ class LayerScorer:
             64 reads, for ``minference``, ``vllm`` and ``sglang``. The last two run a ``vertical``
             of 30 as 130, and are scored so. Other candidates do not depend on it.
         backend: ``torch`` runs anywhere; ``triton`` needs CUDA tensors and their ``lse``.
+        row_sample: fraction of the query tiles that are scored, in (0, 1]. Below 1 masses are
+            unbiased estimates with standard errors, and logical masses that need single elements
+            are not computed.
+        row_seed: of the choice of query tiles.
 
     Raises:
-        InputError: a candidate cannot run on the consumer's kernels.
+        InputError: a candidate cannot run on the consumer's kernels, or the oracle index is asked
+            for of a sample of rows.
     """
 
     def __init__(
@@ -74,7 +92,16 @@ class LayerScorer:
         oracle: bool = False,
         consumer: Consumer = "patternsearch",
         backend: Literal["torch", "triton"] = "torch",
+        row_sample: float = 1.0,
+        row_seed: int = 0,
     ) -> None:
+        if oracle and row_sample < 1.0:
+            raise InputError(
+                f"the oracle index needs every row, not {row_sample:g} of them: score all rows, or "
+                "leave the oracle out"
+            )
+        self.row_sample = row_sample
+        self.row_seed = row_seed
         self.oracle = oracle
         self.consumer: Consumer = consumer
         self.backend = backend
@@ -148,9 +175,69 @@ class LayerScorer:
         Raises:
             ModelError: q and k give probabilities that are not finite; names layer and head.
         """
+        group = q.shape[1] // k.shape[1]
+        parts = [
+            self._score_heads(
+                q[:, kv.start * group : kv.stop * group],
+                k[:, kv],
+                scale=scale,
+                lse=None if lse is None else lse[kv.start * group : kv.stop * group],
+                layer=layer,
+                first_head=kv.start * group,
+            )
+            for kv in _kv_blocks(k.shape[1], group, q.shape[2])
+        ]
+        return joined_heads(parts)
+
+    def _score_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float,
+        lse: Tensor | None,
+        layer: int | None,
+        first_head: int,
+    ) -> LayerScores:
         n = q.shape[2]
+        sample = None
+        if self.row_sample < 1.0:
+            sample = sample_rows(n, self.row_sample, self.row_seed, layer or 0)
+        accounts = Accounts(
+            q.shape[1], len(self.specs), n, q.device, sample=sample, first_head=first_head
+        )
         oracle_masses = self._oracle_pass(q, k, scale, lse)
         slashes = self._slash_indices(q, k, scale, oracle_masses)
+        if sample is None:
+            tile_masses, logical = self._put_exact(accounts, slashes, q, k, scale, lse)
+        else:
+            tile_masses, logical = self._put_sampled(accounts, slashes, q, k, scale, lse, sample)
+        for row in self._dense:
+            put_dense(accounts, tile_masses, row)
+        if self._a_shape.rows:
+            put_a_shape(
+                accounts, tile_masses, self._a_shape.rows, self._a_shape.candidates, logical
+            )
+        for (estimator, tile), group in self._blocks.items():
+            scores = None
+            if estimator is not None:
+                scores = self._index("block_scores")(
+                    q, k, scale=scale, tile=tile, estimator=estimator
+                )
+            put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores)
+        total = tile_masses.regions.sum(tile_masses.segment_mass.sum(2, dtype=torch.float64))
+        return accounts.finish(self.specs, total[:, :NUM_REGIONS].sum(-1), layer)
+
+    def _put_exact(
+        self,
+        accounts: Accounts,
+        slashes: Sequence[VerticalSlashIndex],
+        q: Tensor,
+        k: Tensor,
+        scale: float,
+        lse: Tensor | None,
+    ) -> tuple[TileMasses, Tensor | None]:
+        """Score all rows; enter Vertical-Slash, return tile masses and A-shape's logical masses."""
         sinks = sorted({candidate.sink for candidate in self._a_shape.candidates})
         windows = sorted({candidate.window for candidate in self._a_shape.candidates})
         masses = self._score_masses(
@@ -162,28 +249,57 @@ class LayerScorer:
             a_shape_sinks=sinks,
             a_shape_windows=windows,
         )
-        accounts = Accounts(q.shape[1], len(self.specs), n, q.device)
-        tile_masses = TileMasses(masses.segment_mass, n)
-        for row in self._dense:
-            put_dense(accounts, tile_masses, row)
-        if masses.a_shape_logical is not None:
-            group = self._a_shape
-            sink_of = [sinks.index(candidate.sink) for candidate in group.candidates]
-            window_of = [windows.index(candidate.window) for candidate in group.candidates]
-            logical = masses.a_shape_logical[:, sink_of, window_of]
-            put_a_shape(accounts, tile_masses, group.rows, group.candidates, logical)
-        for (estimator, tile), group in self._blocks.items():
-            scores = None
-            if estimator is not None:
-                scores = self._index("block_scores")(
-                    q, k, scale=scale, tile=tile, estimator=estimator
-                )
-            put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores)
         column_mass = list(masses.column_mass)
         for index in slashes:
             index.put(accounts, [column_mass.pop(0) for _ in index.tables])
-        total = masses.segment_mass.sum((1, 2), dtype=torch.float64)
-        return accounts.finish(self.specs, total, layer)
+        logical = None
+        if masses.a_shape_logical is not None:
+            sink_of = [sinks.index(candidate.sink) for candidate in self._a_shape.candidates]
+            window_of = [windows.index(candidate.window) for candidate in self._a_shape.candidates]
+            logical = masses.a_shape_logical[:, sink_of, window_of]
+        return TileMasses(masses.segment_mass, accounts.n), logical
+
+    def _put_sampled(
+        self,
+        accounts: Accounts,
+        slashes: Sequence[VerticalSlashIndex],
+        q: Tensor,
+        k: Tensor,
+        scale: float,
+        lse: Tensor | None,
+        sample: RowSample,
+    ) -> tuple[TileMasses, None]:
+        """Score the rows of a sample; enter Vertical-Slash and return the masses of tiles."""
+        num_heads, device = q.shape[1], q.device
+        first_row = torch.from_numpy(sample.first_row).to(device)
+        num_segments = len(first_row)
+        segment_mass = torch.zeros(
+            num_heads, num_segments, num_tiles(accounts.n, 64), device=device
+        )
+        missed = [
+            torch.empty(
+                num_heads,
+                num_segments,
+                index.table.num_buckets,
+                len(index.vertical.distinct),
+                device=device,
+            )
+            for index in slashes
+        ]
+        segments = list(zip(sample.first_row.tolist(), sample.end_row.tolist(), strict=True))
+        for piece in segment_column_sums(
+            q, k, scale=scale, lse=lse, segments=segments, backend=self.backend
+        ):
+            at, sums = piece.segments, piece.sums
+            segment_mass[piece.heads, at, : sums.shape[1]] = sums.sum(-1).transpose(1, 2)
+            for index, mine in zip(slashes, missed, strict=True):
+                mine[piece.heads, at] = index.missed_by_segment(sums, piece.heads, first_row[at])
+        masses = TileMasses(segment_mass, accounts.n, sample)
+        assert isinstance(masses.regions, SampledRegions)
+        rows = torch.from_numpy(sample.end_row - sample.first_row).to(device)
+        for index, mine in zip(slashes, missed, strict=True):
+            index.put_sampled(accounts, mine, rows, masses.regions)
+        return masses, None
 
     def _oracle_pass(
         self, q: Tensor, k: Tensor, scale: float, lse: Tensor | None

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from patternsearch.patterns.candidates import CANDIDATE_COLUMNS, candidate_columns
-from patternsearch.schema.scores import MASS_COLUMNS, SCORES_COLUMNS
+from patternsearch.schema.scores import ERROR_COLUMNS, LOW_COLUMNS, MASS_COLUMNS, SCORES_COLUMNS
 from patternsearch.scoring.accounts import LayerScores
 
 __all__ = ["SCORES_SCHEMA", "sample_table"]
@@ -57,7 +57,8 @@ def sample_table(
         num_tokens: real tokens.
 
     Returns:
-        A table of :data:`SCORES_SCHEMA`; rows by layer, head, candidate and index (none, online,
+        A table of :data:`SCORES_SCHEMA`, with the columns of row sampling behind it if the scores
+        have errors; rows by layer, head, candidate and index (none, online,
         oracle). Parameters that a kind does not have are null, and so is the mass of a region
         without rows. The same scores give the same table.
     """
@@ -110,7 +111,12 @@ def sample_table(
     for region, name in enumerate(MASS_COLUMNS):
         columns[name] = _masses(joined("mass", region))
     arrays = [columns[name].cast(_TYPES[name]) for name in SCORES_COLUMNS]
-    return pa.Table.from_arrays(arrays, schema=SCORES_SCHEMA)
+    table = pa.Table.from_arrays(arrays, schema=SCORES_SCHEMA)
+    if scores[0].error is not None:
+        for field, names_of_field in (("error", ERROR_COLUMNS), ("low", LOW_COLUMNS)):
+            for region, name in enumerate(names_of_field):
+                table = table.append_column(name, _masses(joined(field, region)))
+    return table
 
 
 def _constant(value: str, num_rows: int) -> pa.Array:

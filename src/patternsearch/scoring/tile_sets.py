@@ -21,8 +21,10 @@ from patternsearch.patterns.geometry import (
     effective_blocks,
     num_tiles,
     query_segments,
+    region_rows,
 )
-from patternsearch.scoring.accounts import Accounts, Regions
+from patternsearch.patterns.row_sampling import RowSample
+from patternsearch.scoring.accounts import Accounts, Regions, SampledRegions
 
 __all__ = ["TileMasses", "put_a_shape", "put_block_sparse", "put_dense"]
 
@@ -36,14 +38,21 @@ class TileMasses:
     Args:
         segment_mass: [Hq, segments, num_tiles(n, 64)].
         n: real tokens.
+        sample: which of the segments these are; None for all.
     """
 
-    def __init__(self, segment_mass: Tensor, n: int) -> None:
+    def __init__(self, segment_mass: Tensor, n: int, sample: RowSample | None = None) -> None:
         self.n = n
         self.segment_mass = segment_mass
-        bounds, region = query_segments(n, 64)
-        self.first_row = bounds[:-1]
-        self.regions = Regions(n, region.tolist())
+        self.is_sampled = sample is not None
+        self.regions: Regions | SampledRegions
+        if sample is None:
+            bounds, region = query_segments(n, 64)
+            self.first_row = bounds[:-1]
+            self.regions = Regions(n, region.tolist())
+        else:
+            self.first_row = sample.first_row
+            self.regions = SampledRegions(sample, segment_mass.device)
 
     @property
     def num_heads(self) -> int:
@@ -99,7 +108,7 @@ class TileMasses:
 def put_dense(accounts: Accounts, masses: TileMasses, row: int) -> None:
     """Enter the dense candidate, whose mass and density are 1 by definition."""
     device = masses.segment_mass.device
-    rows = torch.tensor(masses.regions.rows, dtype=torch.float64, device=device)
+    rows = torch.tensor(region_rows(masses.n), dtype=torch.float64, device=device)
     count = num_tiles(masses.n, 64)
     accounts.put(
         [row],
@@ -114,7 +123,7 @@ def put_a_shape(
     masses: TileMasses,
     rows: Sequence[int],
     candidates: Sequence[AShape],
-    logical: Tensor,
+    logical: Tensor | None,
 ) -> None:
     """Enter A-shape candidates.
 
@@ -123,9 +132,11 @@ def put_a_shape(
         masses: of the layer.
         rows: place of each candidate.
         candidates: to score.
-        logical: [Hq, G], the logical mass of each, summed over rows.
+        logical: [Hq, G], the logical mass of each, summed over rows; None where not computed.
     """
-    n, device = masses.n, logical.device
+    n, device = masses.n, masses.segment_mass.device
+    if logical is None:
+        logical = torch.full((masses.num_heads, len(rows)), float("nan"), device=device)
     count = num_tiles(n, 64)
     sink_ends, window_starts, row_ends = [], [], []
     for candidate in candidates:
@@ -187,9 +198,23 @@ def put_block_sparse(
             score = true_mass.masked_fill(key > key[:, None], float("-inf"))
         else:
             score = scores[heads]
-        order = rank_blocks(score)[..., : max(budgets)]
-        ranked = mass.gather(2, order[:, query]).cumsum(-1)  # [heads, segments, budget]
+        if masses.is_sampled:
+            order = _rank_rows(score[:, query], query)[..., : max(budgets)]
+        else:
+            order = rank_blocks(score)[:, query, : max(budgets)]
+        ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
         parts.append(masses.regions.sum(ranked[..., last].transpose(1, 2)))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
     tiles, pairs = torch.tensor(counts, device=device).unbind(1)
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)
+
+
+def _rank_rows(scores: Tensor, query: Tensor) -> Tensor:
+    """Rank the key tiles of some query tiles as :func:`rank_blocks` ranks those of all.
+
+    Args:
+        scores: [heads, segments, tiles], a copy; −inf above the diagonal.
+        query: int64 [segments], the query tile of each row.
+    """
+    scores.scatter_(2, query[None, :, None].expand(len(scores), -1, -1), float("inf"))
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices

@@ -28,7 +28,7 @@ from patternsearch.patterns.geometry import (
     region_rows,
     tile_rows,
 )
-from patternsearch.scoring.accounts import Accounts
+from patternsearch.scoring.accounts import Accounts, SampledRegions
 
 __all__ = ["Budgets", "VerticalSlashIndex", "columns_that_run", "prepare"]
 
@@ -127,6 +127,66 @@ class VerticalSlashIndex:
             pairs=pairs[at],
             tiles=tiles[:, at[1]],
             columns=columns[at],
+            logical=logical,
+        )
+
+    def missed_by_segment(self, sums: Tensor, heads: slice, first_row: Tensor) -> Tensor:
+        """Return float32 [heads, segments, M, V]: what each pair of budgets misses of a segment.
+
+        Args:
+            sums: [heads, key tiles, segments, 64], the column sums of the segments.
+            heads: which heads these are.
+            first_row: int64 [segments], first row of each segment.
+        """
+        tiles, device = sums.shape[1], sums.device
+        tile = self.table.tile
+        query = first_row // tile
+        extents = torch.arange(self.table.num_buckets, device=device)
+        columns = self.column_bucket[heads]
+        columns = torch.nn.functional.pad(columns, (0, max(0, tiles * 64 - columns.shape[1])))
+        columns = columns[:, : tiles * 64].view(len(columns), tiles, 64, 1)
+        numbers = torch.arange(len(self.vertical.distinct), device=device)
+        left_out = (columns > numbers).float()  # [heads, tiles, 64, V]
+        if self.table.kind == "tile":
+            key = torch.arange(tiles, device=device) * 64 // tile
+            bucket = self.table.bucket[heads][:, (query - key[:, None]).clamp(min=0)]
+            outside = (bucket[..., None] > extents).float()  # [heads, tiles, segments, M]
+            missed = torch.matmul(sums, left_out)  # [heads, tiles, segments, V]
+            return torch.einsum("htsm,htsv->hsmv", outside, missed)
+        key = torch.arange(tiles * 64, device=device).view(tiles, 1, 64)
+        entry = (tile * (query + 1) - 1)[:, None] - key  # [tiles, segments, 64]
+        bucket = self.table.bucket[heads][:, entry.clamp(min=0)]
+        parts = [
+            torch.matmul(torch.where(bucket > extent, sums, 0), left_out).sum(1)
+            for extent in range(self.table.num_buckets)
+        ]
+        return torch.stack(parts, dim=2)
+
+    def put_sampled(
+        self, accounts: Accounts, missed: Tensor, rows: Tensor, regions: SampledRegions
+    ) -> None:
+        """Enter the candidates from a sample of segments; their logical mass is not known.
+
+        Args:
+            accounts: receives the rows.
+            missed: [Hq, segments, M, V].
+            rows: [segments], rows of each.
+            regions: turn segments into regions.
+        """
+        device = missed.device
+        extent = torch.tensor(self.extent.of_candidate, device=device)
+        vertical = torch.tensor(self.vertical.of_candidate, device=device)
+        captured = rows[:, None] - missed[:, :, extent, vertical]  # [Hq, segments, G]
+        tiles, pairs, columns = self._counts(accounts.n)
+        logical = None
+        if self.logical_table is not None:
+            logical = torch.full_like(captured[:, 0], float("nan"))
+        accounts.put(
+            self.rows,
+            captured=regions.sum(captured.transpose(1, 2)),
+            pairs=pairs[:, extent, vertical],
+            tiles=tiles[:, extent],
+            columns=columns[:, extent, vertical],
             logical=logical,
         )
 

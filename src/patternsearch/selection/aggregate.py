@@ -127,7 +127,7 @@ def _share_won(
     won = np.zeros(length.mass.shape[2:])
     layers, heads = np.indices(won.shape[:2])
     for sample in samples:
-        worst = np.asarray(np.fmin.reduce(length.mass[:, sample], axis=0))
+        worst = np.asarray(np.fmin.reduce(length.sure[:, sample], axis=0))
         reached = np.round(worst, MASS_DECIMALS)
         eligible = reached >= target_mass
         eligible[..., scores.dense_index] = True

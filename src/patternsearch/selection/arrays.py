@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 
 from patternsearch.errors import ScoresError
 from patternsearch.patterns.candidates import Candidate, Dense, describe
-from patternsearch.schema.scores import MASS_COLUMNS, SCORES_COLUMNS, ScoresFolder
+from patternsearch.schema.scores import (
+    LOW_COLUMNS,
+    MASS_COLUMNS,
+    SCORES_COLUMNS,
+    ScoresFolder,
+)
 from patternsearch.selection.rows import (
     COUNT_COLUMNS,
     REDO,
@@ -49,6 +54,8 @@ class LengthScores:
         num_tokens: int64 [S], real tokens.
         mass: float64 [5, S, L, H, C], physical captured mass of the index that a runtime can
             build (``none`` or ``online``): over all rows, then by region; NaN for an empty region.
+        sure: like ``mass``, what selection may rely on: ``mass`` itself, or its lower confidence
+            bound where a sample of the rows was scored.
         oracle: float64 [S, L, H, C], all rows, oracle index; NaN where it was not scored.
         density, tiles, columns: float64 [S, L, H, C].
     """
@@ -59,6 +66,7 @@ class LengthScores:
     heldout: NDArray[np.bool_]
     num_tokens: NDArray[np.int64]
     mass: Floats
+    sure: Floats
     oracle: Floats
     density: Floats
     tiles: Floats
@@ -167,7 +175,11 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     try:
         _check_columns(tuple(pq.read_schema(path).names), columns, str(path))
         text = [name for name in _TEXT_COLUMNS if name in columns]
-        table = pq.read_table(path, columns=list(columns), read_dictionary=text, memory_map=True)
+        names = set(pq.read_schema(path).names)
+        bounds = [name for name in LOW_COLUMNS if columns is _NEEDED and name in names]
+        table = pq.read_table(
+            path, columns=[*columns, *bounds], read_dictionary=text, memory_map=True
+        )
     except (pa.ArrowException, OSError) as error:
         raise ScoresError(f"{path} cannot be read as Parquet ({error}): {REDO}") from error
     frame: pd.DataFrame = table.to_pandas()
@@ -187,6 +199,7 @@ class _Sample:
     length: int
     num_tokens: int
     mass: Floats
+    sure: Floats | None
     oracle: Floats
     counts: Floats
 
@@ -214,7 +227,9 @@ class _Collector:
         sample_codes, sample_ids = pd.factorize(frame["sample_id"])
         codes, candidates = candidate_codes(frame, where)
         values = {
-            name: float_column(frame, name, where) for name in (*MASS_COLUMNS, *COUNT_COLUMNS)
+            name: float_column(frame, name, where)
+            for name in (*MASS_COLUMNS, *COUNT_COLUMNS, *LOW_COLUMNS)
+            if name not in LOW_COLUMNS or name in frame
         }
         heads = {name: frame[name].to_numpy(dtype=np.int64) for name in ("layer", "head")}
         oracle = is_oracle_row(frame, where)
@@ -254,10 +269,15 @@ class _Collector:
         self._check_complete(sample, cell[~is_oracle], shape)
         selectable, informing = rows[~is_oracle], rows[is_oracle]
 
-        mass = np.full((len(MASS_COLUMNS), *shape), np.nan)
+        def masses(names: tuple[str, ...]) -> Floats:
+            mass = np.full((len(names), *shape), np.nan)
+            for axis, name in enumerate(names):
+                mass[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
+            return mass
+
+        mass = masses(MASS_COLUMNS)
+        sure = masses(LOW_COLUMNS) if LOW_COLUMNS[0] in values else None
         counts = np.empty((len(COUNT_COLUMNS), *shape))
-        for axis, name in enumerate(MASS_COLUMNS):
-            mass[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
         for axis, name in enumerate(COUNT_COLUMNS):
             counts[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
         oracle_mass = np.full(shape, np.nan)
@@ -274,6 +294,7 @@ class _Collector:
             length=int(first["length"]),
             num_tokens=int(first["num_tokens"]),
             mass=np.clip(mass, 0.0, 1.0),
+            sure=None if sure is None else np.clip(sure, 0.0, 1.0),
             oracle=np.clip(oracle_mass, 0.0, 1.0),
             counts=counts,
         )
@@ -356,13 +377,18 @@ class _Collector:
                 f"calibration sample at every length; add samples or lower the held-out fraction"
             )
         counts = np.stack([sample.counts for sample in samples], axis=1)
+        mass = np.stack([sample.mass for sample in samples], axis=1)
+        sure = mass
+        if any(sample.sure is not None for sample in samples):
+            sure = np.stack([s.mass if s.sure is None else s.sure for s in samples], axis=1)
         return LengthScores(
             length=length,
             sample_ids=tuple(sample.sample_id for sample in samples),
             sources=tuple(sample.source for sample in samples),
             heldout=heldout,
             num_tokens=np.array([sample.num_tokens for sample in samples], dtype=np.int64),
-            mass=np.stack([sample.mass for sample in samples], axis=1),
+            mass=mass,
+            sure=sure,
             oracle=np.stack([sample.oracle for sample in samples]),
             density=counts[0],
             tiles=counts[1],

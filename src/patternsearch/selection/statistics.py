@@ -105,12 +105,13 @@ def reached_mass(scores: ScoreArrays, statistic: Statistic, regions: Regions) ->
 
     The statistic over samples is taken for each length, for calibration and held-out samples
     separately, and with ``each`` for each region separately (and all rows); the least of them is
-    what the candidate reaches. Rounded to the precision of the document, so that a config never
-    shows a mass below the target it was chosen for.
+    what the candidate reaches. Of a sample of rows, masses are their lower confidence bounds.
+    Rounded to the precision of the document, so that a config never shows a mass below the target
+    it was chosen for.
     """
     reached: Floats | None = None
     for length in scores.lengths:
-        mass = length.mass if regions == "each" else length.mass[:1]
+        mass = length.sure if regions == "each" else length.sure[:1]
         for split in (~length.heldout, length.heldout):
             if not split.any():
                 continue

@@ -1,0 +1,175 @@
+"""Scores from a sample of rows: exact where nothing is left out, unbiased and honest elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+
+from patternsearch.errors import InputError
+from patternsearch.kernels.score.sampled import segment_column_sums
+from patternsearch.patterns.candidates import (
+    AShape,
+    BlockSparse,
+    Dense,
+    VerticalSlashLastQ,
+    VerticalSlashSpread,
+)
+from patternsearch.patterns.geometry import query_segments
+from patternsearch.schema.scores import LOW_COLUMNS, SAMPLED_COLUMNS, SCORES_COLUMNS
+from patternsearch.scoring.engine import LayerScorer
+from patternsearch.scoring.table import sample_table
+from support.planted import planted_qk
+
+CANDIDATES = [
+    Dense(),
+    *(AShape(sink=s, window=w, tile=t) for s, w, t in [(64, 128, 64), (16, 300, 128)]),
+    *(
+        VerticalSlashSpread(vertical=v, diagonals=d, tile=t)
+        for v in (30, 100)
+        for d in (2, 5)
+        for t in (64, 128)
+    ),
+    *(VerticalSlashLastQ(vertical=v, slash=s, tile=64) for v in (40, 90) for s in (120, 300)),
+    *(
+        BlockSparse(blocks=b, tile=t, estimator=e)
+        for b in (2, 6)
+        for t in (64, 128)
+        for e in ("pooled_query", "pooled")
+    ),
+]
+
+DECIDED = [
+    Dense(),
+    AShape(sink=64, window=128, tile=64),
+    *(VerticalSlashSpread(vertical=v, diagonals=8, tile=64) for v in (64, 256, 512)),
+    *(BlockSparse(blocks=b, tile=64) for b in (8, 32, 64)),
+]
+
+
+def layer(n, seed=0, num_heads=4, num_kv=2, d=16):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, num_heads, n, d, generator=generator) * 1.5
+    k = torch.randn(1, num_kv, n, d, generator=generator)
+    k[:, :, ::61] *= 2.5  # some strong keys
+    return q, k
+
+
+@pytest.mark.parametrize("consumer", ["patternsearch", "minference"])
+@pytest.mark.parametrize("n", [300, 777])
+def test_sample_of_all_rows_equals_the_exact_scores(n, consumer):
+    q, k = layer(n)
+    exact = LayerScorer(CANDIDATES, consumer=consumer).score(q, k, scale=0.25)
+    # Just below 1, so that the sampled path runs; its strata are then taken whole.
+    whole = LayerScorer(CANDIDATES, consumer=consumer, row_sample=1 - 1e-9)
+    ours = whole.score(q, k, scale=0.25)
+    np.testing.assert_allclose(ours.mass, exact.mass, atol=2e-6)
+    for name in ("density", "tiles", "columns"):
+        assert np.array_equal(getattr(ours, name), getattr(exact, name)), name
+    assert ours.error is not None
+    assert np.nanmax(ours.error) == 0
+    np.testing.assert_allclose(ours.low, ours.mass)
+    known = ~np.isnan(ours.logical)
+    np.testing.assert_allclose(ours.logical[known], exact.logical[known], atol=2e-6)
+    kinds = {spec.kind for (spec, _), is_known in zip(ours.specs, known[0], strict=True)
+             if is_known}  # fmt: skip
+    assert kinds == {"dense", "vertical_slash", "block_sparse"}
+
+
+def test_column_sums_are_sums_of_probabilities():
+    q, k = layer(400)
+    bounds, _ = query_segments(400, 64)
+    segments = [(int(bounds[s]), int(bounds[s + 1])) for s in (0, 2, 5, 7)]
+    logits = torch.einsum("hid,hjd->hij", q[0], k[0].repeat_interleave(2, 0)) * 0.25
+    p = logits.masked_fill(torch.ones(400, 400).triu(1).bool(), -torch.inf).softmax(-1)
+    seen = 0
+    for piece in segment_column_sums(q, k, scale=0.25, lse=None, segments=segments):
+        for place, (first, last) in enumerate(segments[piece.segments]):
+            ours = piece.sums[:, :, place].flatten(1)[:, :400]
+            theirs = p[piece.heads, first:last].sum(1)[:, : ours.shape[1]]
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+            seen += 1
+    assert seen == 4 * len(segments) / 4
+
+
+@pytest.fixture(scope="module")
+def trials():
+    q, k = layer(4096, num_heads=2, num_kv=1)
+    candidates = [CANDIDATES[i] for i in (0, 1, 5, 8, 13, 15)]
+    exact = LayerScorer(candidates).score(q, k, scale=0.25)
+    sampled = [
+        LayerScorer(candidates, row_sample=1 / 4, row_seed=seed).score(q, k, scale=0.25)
+        for seed in range(40)
+    ]
+    return exact, sampled
+
+
+def test_estimates_are_unbiased_over_seeds(trials):
+    exact, sampled = trials
+    mass = np.stack([scores.mass for scores in sampled])
+    spread = mass.std(0) / np.sqrt(len(sampled)) + 1e-6
+    assert (np.abs(mass.mean(0) - exact.mass) < 5 * spread).all()
+
+
+def test_lower_bound_holds_about_as_often_as_it_says(trials):
+    exact, sampled = trials
+    holds = np.stack([scores.low <= exact.mass + 1e-6 for scores in sampled])
+    assert holds[..., 1:, :].mean() >= 0.92
+    assert (np.stack([s.low for s in sampled]) <= np.stack([s.mass for s in sampled])).all()
+
+
+def test_error_is_small_where_heads_are_decided():
+    q, k, _ = planted_qk(8192, 3, 3, 64, ("sink", "columns", "diagonals"))
+    exact = LayerScorer(DECIDED).score(q, k, scale=64**-0.5)
+    decided = exact.mass[..., 0] >= 0.9
+    assert decided[:, 1:].any(1).all()
+    for seed in range(4):
+        ours = LayerScorer(DECIDED, row_sample=1 / 8, row_seed=seed).score(q, k, scale=64**-0.5)
+        assert np.abs(ours.mass - exact.mass)[decided][:, 0].max() <= 0.01
+        assert ours.error is not None
+        assert ours.error[decided][:, 0].max() <= 0.01
+
+
+def test_dense_is_exact_whatever_the_sample(trials):
+    _, sampled = trials
+    for scores in sampled:
+        assert np.array_equal(scores.mass[:, 0], np.ones((2, 5)))
+        assert np.nanmax(scores.error[:, 0]) == 0
+
+
+def test_oracle_is_refused_with_a_sample():
+    with pytest.raises(InputError, match="every row"):
+        LayerScorer(CANDIDATES, oracle=True, row_sample=0.5)
+
+
+def test_table_appends_the_columns_of_sampling():
+    q, k = layer(1500)
+    scores = LayerScorer(CANDIDATES, row_sample=1 / 8).score(q, k, scale=0.25)
+    named = {"sample_id": "a", "source": "b", "split": "calibration", "length": 1500}
+    table = sample_table({0: scores}, **named, num_tokens=1500).to_pandas()
+    assert tuple(table.columns) == (*SCORES_COLUMNS, *SAMPLED_COLUMNS)
+    assert (table["mass_q2_low"] <= table["mass_q2"]).all()
+
+
+def test_selection_goes_by_the_lower_bound():
+    from patternsearch.selection.arrays import scores_from_frame
+    from patternsearch.selection.statistics import reached_mass
+
+    q, k = layer(1500)
+    scores = LayerScorer(CANDIDATES, row_sample=1 / 8).score(q, k, scale=0.25)
+    named = {"sample_id": "a", "source": "b", "split": "calibration", "length": 1500}
+    frame = sample_table({0: scores}, **named, num_tokens=1500).to_pandas()
+    reached = reached_mass(scores_from_frame(frame), "worst", "each")
+    low = frame[list(LOW_COLUMNS)].min(axis=1).to_numpy().reshape(reached.shape)
+    np.testing.assert_allclose(reached, low, atol=1e-6)
+    plain = frame.drop(columns=list(SAMPLED_COLUMNS))
+    assert (reached <= reached_mass(scores_from_frame(plain), "worst", "each") + 1e-9).all()
+
+
+def test_very_long_prompts_are_scored_a_kv_head_at_a_time(monkeypatch):
+    import patternsearch.scoring.engine as engine
+
+    q, k = layer(700)
+    expected = LayerScorer(CANDIDATES).score(q, k, scale=0.25)
+    monkeypatch.setattr(engine, "_TILE_PAIRS", 1)
+    ours = LayerScorer(CANDIDATES).score(q, k, scale=0.25)
+    np.testing.assert_allclose(ours.mass, expected.mass, atol=1e-6)
+    assert np.array_equal(ours.tiles, expected.tiles)
