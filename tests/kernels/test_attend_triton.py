@@ -168,7 +168,7 @@ def _refused(change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("shape", "multiple of Hkv"),
+        ("shape", "k and v"),
         ("heads", "multiple of Hkv"),
         ("dtype", "float16"),
         ("head_dim", "257"),

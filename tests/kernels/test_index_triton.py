@@ -74,7 +74,7 @@ def test_block_scores_match_reference(n, tile, estimator):
 
 
 def test_scores_of_some_heads_are_those_of_all():
-    q, k, _ = random_layer(6, 2, 200, 80)
+    q, k, _ = random_layer(6, 2, 140, 80)
     heads = (5, 0, 3)
     for name, options in (
         ("spread_scores", {"last_q": 64, "spread_rows": 64, "tile": 64}),
@@ -153,12 +153,12 @@ def test_select_top_lists_causal_entries_descending(lists):
 
 def test_select_top_reads_causal_rows_longer_than_a_block(monkeypatch):
     monkeypatch.setattr(select_triton, "LONG_ROW", 128)
-    scores = _tied_scores(300, 300)[None, 290:].contiguous()
+    scores = _tied_scores(150, 150)[None, 147:].contiguous()
     lists = {}
     for module in (select, select_triton):
-        lists[module] = torch.zeros(300 * 50, dtype=torch.int32)
+        lists[module] = torch.zeros(150 * 50, dtype=torch.int32)
         module.select_top(
-            scores, (50,), out=lists[module], with_mask=False, num_forced=0, causal_from=290
+            scores, (50,), out=lists[module], with_mask=False, num_forced=0, causal_from=147
         )
     assert torch.equal(lists[select], lists[select_triton])
 
