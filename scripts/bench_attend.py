@@ -145,6 +145,7 @@ def flex(q, k, v, scale, plan):
 class Bench:
     def __init__(self, arguments):
         self.rep, self.rows, self.baseline = arguments.rep, [], {}
+        self.flash4 = arguments.flash4
         self.common = {
             "device": torch.cuda.get_device_name(), "torch": torch.__version__,
             "triton": triton.__version__, "commit": arguments.commit,
@@ -205,12 +206,24 @@ class Bench:
             lambda: sparse_attention(q, k, v, scale=scale, candidates=candidates), self.rep
         )
         self.add("index+triton", what, q, k, data, times)
+        if self.flash4 and [p.tile for p in plan.tile_plans] == [128]:
+            self.flash4_over(q, k, v, scale, plan, out, data, what)
         if with_flex:
             call = flex(q, k, v, scale, plan)
             error = (call() - out).float().norm() / out.float().norm()
             if not error < 1e-2:
                 sys.exit(f"FlexAttention differs by {error:.2e}: the block mask is wrong")
             self.add("flex", what, q, k, data, time_ms(call, self.rep), plan)
+
+    def flash4_over(self, q, k, v, scale, plan, out, data, what):
+        if plan.tile_plans[0].has_columns:
+            return
+        other, other_lse = attend(q, k, v, scale=scale, plan=plan, backend="flash4")
+        check(q, k, v, scale, plan, other, other_lse)
+        times = time_with_launches_ms(
+            lambda: attend(q, k, v, scale=scale, plan=plan, backend="flash4"), self.rep
+        )
+        self.add("flash4", what, q, k, data, times, plan)
 
 
 def mixed_layer(n, heads, share):
@@ -236,6 +249,7 @@ def main():
     parser.add_argument("--rep", type=int, default=100, help="milliseconds per measurement")
     parser.add_argument("--only", default="ashape,block,vs,layer")
     parser.add_argument("--flex", action="store_true")
+    parser.add_argument("--flash4", action="store_true", help="launches included in its times")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
