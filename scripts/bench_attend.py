@@ -207,7 +207,7 @@ class Bench:
         )
         self.add("index+triton", what, q, k, data, times)
         if self.flash4 and [p.tile for p in plan.tile_plans] == [128]:
-            self.flash4_over(q, k, v, scale, plan, out, data, what)
+            self.flash4_over(q, k, v, scale, plan, data, what)
         if with_flex:
             call = flex(q, k, v, scale, plan)
             error = (call() - out).float().norm() / out.float().norm()
@@ -215,7 +215,7 @@ class Bench:
                 sys.exit(f"FlexAttention differs by {error:.2e}: the block mask is wrong")
             self.add("flex", what, q, k, data, time_ms(call, self.rep), plan)
 
-    def flash4_over(self, q, k, v, scale, plan, out, data, what):
+    def flash4_over(self, q, k, v, scale, plan, data, what):
         if plan.tile_plans[0].has_columns:
             return
         other, other_lse = attend(q, k, v, scale=scale, plan=plan, backend="flash4")
