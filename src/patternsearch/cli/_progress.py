@@ -5,19 +5,12 @@ import json
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import (
-    Progress as RichProgress,
-)
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 __all__ = ["Bars", "JsonEvents", "Lines", "progress_for"]
 
@@ -28,7 +21,16 @@ class Bars:
     """Rich bars with ETA; a context manager that owns the live display."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = RichProgress(
+        # Here, since every command's --help would wait for this import otherwise.
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.percentage:>3.0f}%"),

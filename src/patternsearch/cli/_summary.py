@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from patternsearch.patterns.candidates import KINDS
-
 if TYPE_CHECKING:
     from patternsearch.calibration.api import CalibrationOutcome
     from patternsearch.schema.config import HeadEntry, PatternConfig
 
-__all__ = ["calibration_summary", "kinds_by_layer"]
+__all__ = ["KIND_HEADS", "calibration_summary", "kinds_by_layer"]
+
+KIND_HEADS = {
+    "dense": "Dense",
+    "a_shape": "A-shape",
+    "vertical_slash": "V-Slash",
+    "block_sparse": "Block",
+}
+"""Column heads of the kinds, in their order, short enough for 80 columns. (Importing the kinds
+themselves here would load pydantic before any command runs.)"""
 
 
 def _density(entry: "HeadEntry") -> float:
@@ -29,14 +36,14 @@ def kinds_by_layer(config: "PatternConfig") -> Table:
     longest = config.calibration.lengths[-1] if config.calibration else None
     table = Table(title="Heads by layer", title_justify="left")
     table.add_column("layer", justify="right")
-    for kind in KINDS:
-        table.add_column(kind, justify="right")
+    for name in KIND_HEADS.values():
+        table.add_column(name, justify="right")
     table.add_column(f"density at {longest}" if longest else "density", justify="right")
     table.add_column("worst mass", justify="right")
     everything: list[HeadEntry] = []
     for layer, entries in enumerate(config.heads):
         if entries is None:
-            table.add_row(str(layer), *["-"] * len(KINDS), config.model.layer_types[layer], "")
+            table.add_row(str(layer), *["-"] * len(KIND_HEADS), config.model.layer_types[layer], "")
             continue
         everything.extend(entries)
         table.add_row(str(layer), *_row(entries))
@@ -49,7 +56,7 @@ def _row(entries: "Any") -> list[str]:
     counts = Counter(entry.pattern.kind for entry in entries)
     density = sum(_density(entry) for entry in entries) / len(entries)
     worst = min(_worst(entry) for entry in entries)
-    return [*(str(counts[kind] or "·") for kind in KINDS), f"{density:.3f}", f"{worst:.3f}"]
+    return [*(str(counts[kind] or "·") for kind in KIND_HEADS), f"{density:.3f}", f"{worst:.3f}"]
 
 
 def calibration_summary(outcome: "CalibrationOutcome") -> list[Any]:
@@ -69,6 +76,8 @@ def calibration_summary(outcome: "CalibrationOutcome") -> list[Any]:
         f"config    {outcome.config_path}",
         f"scores    {outcome.run.folder.root}",
         f"next      patternsearch show {outcome.config_path}",
+        f"          patternsearch report {outcome.config_path} -o "
+        f"{outcome.config_path.with_suffix('.html')}",
     ]
     if not selected.record.measured:
         lines.append(

@@ -36,11 +36,14 @@ COMMAND_MODULES = (
 
 app = typer.Typer(
     name="patternsearch",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Decide, prove and keep honest the sparse-attention pattern of every head.",
+    help=(
+        "Decide, prove and keep honest the sparse-attention pattern of every head.\n\n"
+        "Example: patternsearch calibrate ./Llama-3.1-8B -o llama.yaml"
+    ),
 )
 
 
@@ -52,11 +55,16 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        from patternsearch.cli._output import Output
+        from patternsearch.cli._workflow import workflow
+
+        Output().show(*workflow())
 
 
 for _name in COMMAND_MODULES:
