@@ -42,6 +42,10 @@ types: setup
 bench: setup
 	$(BIN)/python scripts/benchmark_kernels.py
 
+docs: setup
+	$(BIN)/python scripts/generate_reference.py
+	$(BIN)/mkdocs build --strict
+
 schema: setup
 	$(BIN)/patternsearch schema > configs/schema/config.schema.json
 
