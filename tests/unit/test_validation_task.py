@@ -80,7 +80,7 @@ def test_an_answer_counts_if_the_continuation_holds_it(loaded, monkeypatch):
     values = dict.fromkeys(names) | {"answer": "the", "token_ids": np.arange(5, dtype=np.int32)}
     prompt = TaskPrompt(**values)
     encode = loaded.tokenizer.encode
-    for text, right in (("is the one", True), ("is another", False)):
+    for text, right in (("is the one", True), ("is a dog", False)):
         answer = torch.tensor(encode(text, add_special_tokens=False))
         monkeypatch.setattr(task_module, "_continue", lambda *args, a=answer: a)
         assert task_module._answers(loaded, prompt, task_module.nullcontext) is right

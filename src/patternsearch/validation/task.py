@@ -267,7 +267,7 @@ def _answers(
     answer_ids = loaded.tokenizer.encode(prompt.answer, add_special_tokens=False)
     with how():
         tokens = _continue(loaded, prompt.token_ids, len(answer_ids) + 8)
-    return prompt.answer in loaded.tokenizer.decode(tokens.tolist())
+    return prompt.answer.strip() in loaded.tokenizer.decode(tokens.tolist())
 
 
 # --- short prompts -------------------------------------------------------------------------
