@@ -34,6 +34,8 @@ candidates:
   - {kind: vertical_slash, estimator: last_q, vertical: [31, 100], slash: [100, 200], tile: [64]}
   - {kind: block_sparse, estimator: [pooled], blocks: [100], tile: [64]}
 """
+EVALUATING = {"new-model", "fine-tune"}
+"""Pages whose commands run the model many times."""
 MAY_SAY_NO = {"validate", "diff", "evaluate"}
 
 
@@ -105,7 +107,7 @@ def calibrated(prepared):
         consumer = "patternsearch" if grid == "smoke" else "minference"
         with pytest.raises(SystemExit) as stop:
             main(["calibrate", str(prepared / MODEL), "-o", str(prepared / f"{name}.yaml"),
-                  "--recipe", "smoke", "--lengths", "256", "--samples", "1", "--consumer", consumer,
+                  "--recipe", "smoke", "--lengths", "512", "--samples", "1", "--consumer", consumer,
                   "--grid", grid if grid == "smoke" else str(prepared / grid)])  # fmt: skip
         assert not stop.value.code
     shutil.copy(prepared / "llama.yaml", prepared / "new.yaml")
@@ -126,18 +128,25 @@ def smaller(words):
                 if words[place + 1] == "minference":
                     grid = "tiny.yaml"
                 del words[place : place + 2]
-        words += ["--recipe", "smoke", "--lengths", "256", "--samples", "1", "--grid", grid]
+        words += ["--recipe", "smoke", "--lengths", "512", "--samples", "1", "--grid", grid]
         words += ["--fresh"]
     if "--heads" in words:
         words[words.index("--heads") + 1] = "0:0,1:2"
+    if "--budget-fraction" in words:
+        words[words.index("--budget-fraction") + 1] = "1"  # so short, nothing beats dense
     if words[0] == "evaluate":
         words += ["--repetitions", "1"]
     return words
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.stem)
+RUNNABLE = [
+    pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in EVALUATING else [])
+    for p in PAGES
+    if commands(p)
+]
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_page_runs(page, calibrated, tmp_path, monkeypatch, capsys):
     import torch
 
