@@ -152,10 +152,9 @@ def check_small(launches, head_dim, device="cuda"):
 
 
 LAUNCHES = [
-    ScoreLaunch("hopper", 256, 8, 3),
-    ScoreLaunch("hopper", 256, 8, 4),
-    ScoreLaunch("hopper", 128, 4, 3),
-    ScoreLaunch("hopper", 128, 4, 4),
+    ScoreLaunch("hopper", 256, 8, 3, 128),
+    ScoreLaunch("hopper", 256, 8, 2, 128),
+    ScoreLaunch("hopper", 128, 4, 2, 168),
     ScoreLaunch("triton", 256, 8, 3, 128),
     ScoreLaunch("triton", 128, 4, 2, 168),
 ]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main score kernel for Hopper in Gluon: the next tile's product runs under this tile's exp2.
+"""The main score kernel for Hopper in Gluon: explicit layouts, four barriers a query tile.
 
-Same contract and results as :func:`patternsearch.kernels.score.triton_kernels.score_fwd_kernel`.
-Triton waits for a product before it goes on; here two accumulators take turns, so that the tensor
-cores and the exponential unit work at the same time.
+Same contract as :func:`patternsearch.kernels.score.triton_kernels.score_fwd_kernel`. What Triton
+leaves to its layout passes is said here: a key's sum goes once through shared memory to the one
+thread that owns the key, tile sums stay within warps, and bucket loads run under the product.
 """
 
 from triton.experimental import gluon
@@ -27,20 +27,26 @@ _copy_async = (
 
 
 @gluon.jit
+def _bucket(p_bucket, i_u, o_key, KIND: gl.constexpr, TILE: gl.constexpr):
+    """Return the bucket of (query tile i_u of 64, key) as int32 [keys]; all below the diagonal."""
+    i_t = (i_u * 64) // TILE
+    if KIND == 0:
+        b_bucket = gl.load(p_bucket + (i_t - o_key // TILE)).to(gl.int32)
+    elif KIND == 1:
+        b_bucket = gl.load(p_bucket + (i_t * TILE + (TILE - 1) - o_key)).to(gl.int32)
+    else:
+        b_bucket = o_key
+    return b_bucket
+
+
+@gluon.jit
 def _add_to_buckets(
-    b_rest, b_column, p_bucket, p_mass, num_buckets, stride_b, i_u, o_key,
-    KIND: gl.constexpr, TILE: gl.constexpr,
+    b_rest, b_column, b_bucket, p_mass, num_buckets, stride_b, o_key, KIND: gl.constexpr
 ):  # fmt: skip
-    """Like its namesake in triton_kernels, for pairs below the diagonal."""
+    """Add column sums to the last bucket, in registers, and to buckets 1..B−1, in memory."""
     if KIND == 2:
         b_rest += b_column
     elif KIND >= 0:
-        i_t = (i_u * 64) // TILE
-        if KIND == 0:
-            o_entry = i_t - o_key // TILE
-        else:
-            o_entry = i_t * TILE + (TILE - 1) - o_key
-        b_bucket = gl.load(p_bucket + o_entry).to(gl.int32)
         b_rest += gl.where(b_bucket == num_buckets, b_column, 0.0)
         m_add = (b_bucket > 0) & (b_bucket < num_buckets)
         p_add = p_mass + (b_bucket - 1) * stride_b + o_key
@@ -49,77 +55,15 @@ def _add_to_buckets(
 
 
 @gluon.jit
-def _reduce_tile(
-    b_s, b_lse, scale_log2, b_plain, b_rest_0, b_rest_1, b_rest_2,
-    i_u, is_real, p_segment, num_extra, num_tiles, i_v, o_key, p_plain, stride_b,
-    p_bucket_0, p_mass_0, num_buckets_0,
-    p_bucket_1, p_mass_1, num_buckets_1,
-    p_bucket_2, p_mass_2, num_buckets_2,
-    HAS_SEGMENTS: gl.constexpr, HAS_TILE: gl.constexpr,
-    KIND_0: gl.constexpr, TILE_0: gl.constexpr,
-    KIND_1: gl.constexpr, TILE_1: gl.constexpr,
-    KIND_2: gl.constexpr, TILE_2: gl.constexpr,
-    KEYS: gl.constexpr, BLOCK_K: gl.constexpr,
-):  # fmt: skip
-    """Turn one score tile [BLOCK_K, 64] into probabilities and add their sums everywhere."""
-    b_p = gl.exp2(b_s * scale_log2 - gl.expand_dims(b_lse, 0))
-    b_sum = gl.sum(b_p, axis=1)  # [BLOCK_K], each key in four lanes
-    if HAS_SEGMENTS:
-        b_tile = gl.sum(gl.reshape(b_sum, [BLOCK_K // 64, 64]), axis=1)
-        b_tile = gl.convert_layout(b_tile, KEYS)
-        o_v = i_v + gl.arange(0, BLOCK_K // 64, layout=KEYS)
-        p_row = p_segment + (i_u + num_extra).to(gl.int64) * num_tiles
-        gl.store(p_row + o_v, b_tile, mask=(o_v < num_tiles) & is_real)
-    HAS_OTHER: gl.constexpr = KIND_0 > 0 or KIND_1 > 0 or KIND_2 > 0
-    if HAS_TILE:
-        if gl.load(p_plain + i_u - i_v) != 0:
-            b_plain += b_sum
-        else:
-            b_column = gl.convert_layout(b_sum, KEYS)
-            if KIND_0 == 0:
-                b_rest_0 = _add_to_buckets(
-                    b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b, i_u, o_key,
-                    0, TILE_0,
-                )  # fmt: skip
-            if KIND_1 == 0:
-                b_rest_1 = _add_to_buckets(
-                    b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b, i_u, o_key,
-                    0, TILE_1,
-                )  # fmt: skip
-            if KIND_2 == 0:
-                b_rest_2 = _add_to_buckets(
-                    b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b, i_u, o_key,
-                    0, TILE_2,
-                )  # fmt: skip
-    if HAS_OTHER:
-        b_column = gl.convert_layout(b_sum, KEYS)
-        if KIND_0 > 0:
-            b_rest_0 = _add_to_buckets(
-                b_rest_0, b_column, p_bucket_0, p_mass_0, num_buckets_0, stride_b, i_u, o_key,
-                KIND_0, TILE_0,
-            )  # fmt: skip
-        if KIND_1 > 0:
-            b_rest_1 = _add_to_buckets(
-                b_rest_1, b_column, p_bucket_1, p_mass_1, num_buckets_1, stride_b, i_u, o_key,
-                KIND_1, TILE_1,
-            )  # fmt: skip
-        if KIND_2 > 0:
-            b_rest_2 = _add_to_buckets(
-                b_rest_2, b_column, p_bucket_2, p_mass_2, num_buckets_2, stride_b, i_u, o_key,
-                KIND_2, TILE_2,
-            )  # fmt: skip
-    return b_plain, b_rest_0, b_rest_1, b_rest_2
-
-
-@gluon.jit
-def _copy_tile(s_q, p_tile, i_slot):
+def _copy_tile(s_q, s_lse, p_tile, p_lse, i_slot):
     _copy_async(s_q.index(i_slot), p_tile)
+    _copy_async(s_lse.index(i_slot), p_lse)
     async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["n", "num_buckets_0", "num_buckets_1", "num_buckets_2"])
 def score_hopper_fwd_kernel(
-    q, k, lse2, segment_mass, plain,
+    q, k, neg_lse2, segment_mass,
     bucket_0, mass_0, num_buckets_0,
     bucket_1, mass_1, num_buckets_1,
     bucket_2, mass_2, num_buckets_2,
@@ -127,7 +71,7 @@ def score_hopper_fwd_kernel(
     stride_lse_h, stride_segment_h, stride_bucket_0, stride_bucket_1, stride_bucket_2,
     n, group, scale_log2,
     HEAD_DIM: gl.constexpr, BLOCK_K: gl.constexpr, NUM_STAGES: gl.constexpr,
-    HAS_SEGMENTS: gl.constexpr, HAS_TILE: gl.constexpr,
+    HAS_SEGMENTS: gl.constexpr,
     KIND_0: gl.constexpr, TILE_0: gl.constexpr,
     KIND_1: gl.constexpr, TILE_1: gl.constexpr,
     KIND_2: gl.constexpr, TILE_2: gl.constexpr,
@@ -135,7 +79,7 @@ def score_hopper_fwd_kernel(
 ):  # fmt: skip
     """Reduce one block of keys against the whole query tiles of one region below its diagonal.
 
-    Grid: (key blocks, Hq, 4). ``lse2`` has one more tile, all +inf, behind the last.
+    Grid: (key blocks, Hq, 4). Adds to zeros.
     """
     i_block = gl.program_id(0)
     i_h = gl.program_id(1).to(gl.int64)
@@ -157,6 +101,8 @@ def score_hopper_fwd_kernel(
         dtype: gl.constexpr = q.dtype.element_ty
         s_k = gl.allocate_shared_memory(dtype, [BLOCK_K, HEAD_DIM], SHARED)
         s_q = gl.allocate_shared_memory(dtype, [NUM_STAGES, 64, HEAD_DIM], SHARED)
+        LSE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        s_lse = gl.allocate_shared_memory(gl.float32, [NUM_STAGES, 64], LSE)
 
         o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LOAD))
         o_load = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(1, LOAD))
@@ -167,18 +113,17 @@ def score_hopper_fwd_kernel(
         _copy_async(s_k, p_k + o_k)
         o_tile = gl.expand_dims(o_q * stride_q_n, 1) + gl.expand_dims(o_d, 0)
         p_q = q + i_h * stride_q_h
+        QUADS: gl.constexpr = gl.BlockedLayout([4], [32], [num_warps], [0])
+        p_lse = neg_lse2 + i_h * stride_lse_h + gl.arange(0, 64, layout=QUADS)
         stride_tile = stride_q_n.to(gl.int64) * 64
-        i_u_last = i_u_high - 1
         for i_stage in gl.static_range(NUM_STAGES - 1):
-            i_u = gl.minimum(i_u_low + i_stage, i_u_last)
-            _copy_tile(s_q, p_q + i_u * stride_tile + o_tile, i_stage)
+            i_u = gl.minimum(i_u_low + i_stage, i_u_high - 1)
+            _copy_tile(s_q, s_lse, p_q + i_u * stride_tile + o_tile, p_lse + i_u * 64, i_stage)
 
         o_key = i_block * BLOCK_K + gl.arange(0, BLOCK_K, layout=KEYS)
         stride_b = 4 * n
         n_long = n.to(gl.int64)
-        p_lse = lse2 + i_h * stride_lse_h + gl.arange(0, 64, layout=gl.SliceLayout(0, S))
         p_segment = segment_mass + i_h * stride_segment_h
-        p_plain = plain + i_h * num_tiles
         p_bucket_0 = bucket_0 + i_h * stride_bucket_0
         p_bucket_1 = bucket_1 + i_h * stride_bucket_1
         p_bucket_2 = bucket_2 + i_h * stride_bucket_2
@@ -188,79 +133,50 @@ def score_hopper_fwd_kernel(
         b_rest_0 = gl.zeros([BLOCK_K], gl.float32, layout=KEYS)
         b_rest_1 = gl.zeros([BLOCK_K], gl.float32, layout=KEYS)
         b_rest_2 = gl.zeros([BLOCK_K], gl.float32, layout=KEYS)
-        b_plain = gl.zeros([BLOCK_K], gl.float32, layout=gl.SliceLayout(1, S))
 
-        async_copy.wait_group(NUM_STAGES - 2)
-        fence_async_shared()
-        _barrier()
         b_zero = gl.zeros([BLOCK_K, 64], gl.float32, layout=S)
-        b_even = warpgroup_mma(
-            s_k, s_q.index(0).permute([1, 0]), b_zero, use_acc=False, is_async=True
-        )
-        b_s_even = warpgroup_mma_wait(0, deps=[b_even])
-        b_s_odd = b_zero
-        num_real = i_u_high - i_u_low
-        for i_pair in range((num_real + 1) // 2):
-            i_t = 2 * i_pair
-            b_lse = gl.load(p_lse + (i_u_low + i_t) * 64)
-            async_copy.wait_group(NUM_STAGES - 3)
+        for i_t in range(i_u_high - i_u_low):
+            async_copy.wait_group(NUM_STAGES - 2)
             fence_async_shared()
             _barrier()
-            b_odd = warpgroup_mma(
-                s_k, s_q.index((i_t + 1) % NUM_STAGES).permute([1, 0]), b_s_odd,
-                use_acc=False, is_async=True,
+            i_slot = i_t % NUM_STAGES
+            b_s = warpgroup_mma(
+                s_k, s_q.index(i_slot).permute([1, 0]), b_zero, use_acc=False, is_async=True
+            )
+            # All threads are past the barrier, so past the tile before: its slot is free.
+            i_next = gl.minimum(i_u_low + i_t + NUM_STAGES - 1, i_u_high - 1)
+            _copy_tile(
+                s_q, s_lse, p_q + i_next * stride_tile + o_tile, p_lse + i_next * 64,
+                (i_t + NUM_STAGES - 1) % NUM_STAGES,
             )  # fmt: skip
-            i_next = gl.minimum(i_u_low + i_t + NUM_STAGES - 1, i_u_last)
-            i_slot = (i_t + NUM_STAGES - 1) % NUM_STAGES
-            _copy_tile(s_q, p_q + i_next * stride_tile + o_tile, i_slot)
-            b_plain, b_rest_0, b_rest_1, b_rest_2 = _reduce_tile(
-                b_s_even, b_lse, scale_log2, b_plain, b_rest_0, b_rest_1, b_rest_2,
-                i_u_low + i_t, True, p_segment, num_extra, num_tiles, i_v, o_key, p_plain,
-                stride_b,
-                p_bucket_0, p_mass_0, num_buckets_0,
-                p_bucket_1, p_mass_1, num_buckets_1,
-                p_bucket_2, p_mass_2, num_buckets_2,
-                HAS_SEGMENTS, HAS_TILE, KIND_0, TILE_0, KIND_1, TILE_1, KIND_2, TILE_2,
-                KEYS, BLOCK_K,
-            )  # fmt: skip
-            b_s_odd = warpgroup_mma_wait(0, deps=[b_odd])
-
-            # The odd tile; past the end it reads the last tile again under an lse of +inf: p = 0.
-            i_t += 1
-            is_real = i_t < num_real
-            i_u = gl.minimum(i_u_low + i_t, i_u_last)
-            b_lse = gl.load(p_lse + gl.where(is_real, i_u, num_tiles) * 64)
-            async_copy.wait_group(NUM_STAGES - 3)
-            fence_async_shared()
-            _barrier()
-            b_even = warpgroup_mma(
-                s_k, s_q.index((i_t + 1) % NUM_STAGES).permute([1, 0]), b_s_even,
-                use_acc=False, is_async=True,
-            )  # fmt: skip
-            i_next = gl.minimum(i_u_low + i_t + NUM_STAGES - 1, i_u_last)
-            i_slot = (i_t + NUM_STAGES - 1) % NUM_STAGES
-            _copy_tile(s_q, p_q + i_next * stride_tile + o_tile, i_slot)
-            b_plain, b_rest_0, b_rest_1, b_rest_2 = _reduce_tile(
-                b_s_odd, b_lse, scale_log2, b_plain, b_rest_0, b_rest_1, b_rest_2,
-                i_u, is_real, p_segment, num_extra, num_tiles, i_v, o_key, p_plain, stride_b,
-                p_bucket_0, p_mass_0, num_buckets_0,
-                p_bucket_1, p_mass_1, num_buckets_1,
-                p_bucket_2, p_mass_2, num_buckets_2,
-                HAS_SEGMENTS, HAS_TILE, KIND_0, TILE_0, KIND_1, TILE_1, KIND_2, TILE_2,
-                KEYS, BLOCK_K,
-            )  # fmt: skip
-            b_s_even = warpgroup_mma_wait(0, deps=[b_even])
+            i_u = i_u_low + i_t
+            # Loaded under the product.
+            b_bucket_0 = _bucket(p_bucket_0, i_u, o_key, KIND_0, TILE_0)
+            b_bucket_1 = _bucket(p_bucket_1, i_u, o_key, KIND_1, TILE_1)
+            b_bucket_2 = _bucket(p_bucket_2, i_u, o_key, KIND_2, TILE_2)
+            b_neg_lse = s_lse.index(i_slot).load(gl.SliceLayout(0, S))
+            b_s = warpgroup_mma_wait(0, deps=[b_s])
+            b_p = gl.exp2(b_s * scale_log2 + gl.expand_dims(b_neg_lse, 0))
+            b_column = gl.convert_layout(gl.sum(b_p, axis=1), KEYS)  # [BLOCK_K], a key a thread
+            if HAS_SEGMENTS:
+                # A warp has 32 keys; two warps add to one tile of 64, to a zero, so in any order.
+                b_part = gl.sum(gl.reshape(b_column, [BLOCK_K // 32, 32]), axis=1)
+                o_part = gl.arange(0, BLOCK_K // 32, layout=b_part.type.layout)
+                p_row = p_segment + (i_u + num_extra).to(gl.int64) * num_tiles
+                gl.atomic_add(p_row + i_v + o_part // 2, b_part, sem="relaxed")
+            b_rest_0 = _add_to_buckets(
+                b_rest_0, b_column, b_bucket_0, p_mass_0, num_buckets_0, stride_b, o_key, KIND_0
+            )
+            b_rest_1 = _add_to_buckets(
+                b_rest_1, b_column, b_bucket_1, p_mass_1, num_buckets_1, stride_b, o_key, KIND_1
+            )
+            b_rest_2 = _add_to_buckets(
+                b_rest_2, b_column, b_bucket_2, p_mass_2, num_buckets_2, stride_b, o_key, KIND_2
+            )
         async_copy.wait_group(0)
-        b_plain_keys = gl.convert_layout(b_plain, KEYS)
         if KIND_0 >= 0:
-            if KIND_0 == 0:
-                b_rest_0 += b_plain_keys
             gl.store(p_mass_0 + (num_buckets_0 - 1) * stride_b + o_key, b_rest_0)
         if KIND_1 >= 0:
-            if KIND_1 == 0:
-                b_rest_1 += b_plain_keys
             gl.store(p_mass_1 + (num_buckets_1 - 1) * stride_b + o_key, b_rest_1)
         if KIND_2 >= 0:
-            if KIND_2 == 0:
-                b_rest_2 += b_plain_keys
             gl.store(p_mass_2 + (num_buckets_2 - 1) * stride_b + o_key, b_rest_2)

@@ -19,6 +19,7 @@ from patternsearch.kernels.score.tables import BucketTable, ScoreMasses
 from patternsearch.kernels.score.triton_launch import (
     ScoreLaunch,
     ScoreOperands,
+    can_run_hopper,
     launch_first_that_fits,
     score_launches,
 )
@@ -122,11 +123,11 @@ class _Reduction:
 
     @classmethod
     def of_all_pairs(cls, mass: Tensor, op: ScoreOperands) -> "_Reduction":
-        return cls(triton_kernels.KIND_ALL, 64, op.lse2, 1, mass)
+        return cls(triton_kernels.KIND_ALL, 64, op.neg_lse2, 1, mass)
 
     @classmethod
     def none(cls, op: ScoreOperands) -> "_Reduction":
-        return cls(triton_kernels.KIND_NONE, 64, op.lse2, 1, op.lse2)
+        return cls(triton_kernels.KIND_NONE, 64, op.neg_lse2, 1, op.neg_lse2)
 
 
 def _run_pass(
@@ -147,28 +148,34 @@ def _run_pass(
         table_constants |= {f"KIND_{index}": reduction.kind, f"TILE_{index}": reduction.tile}
 
     def start(launch: ScoreLaunch) -> None:
-        plain = _plain_diagonals(op, reductions, launch.block_keys) if has_tile else op.lse2
         grid = (-(-op.n // launch.block_keys), op.num_heads, NUM_REGIONS)
-        operands = (op.q, op.k, op.lse2, segment_mass, plain, *table_args)
         sizes = (op.n, op.group, op.scale_log2)
         if launch.kernel == "hopper":
+            if not can_run_hopper(op.q, op.k):
+                raise InputError(
+                    f"launch {launch} cannot run {op.q.dtype}, head_dim {op.q.shape[3]}, strides "
+                    f"{op.q.stride()} and {op.k.stride()} on {op.q.device}; use a triton launch."
+                )
             score_hopper_fwd_kernel = import_module(_HOPPER_MODULE).score_hopper_fwd_kernel
             q_h, q_n, _, k_h, k_n, _, *others = strides
             score_hopper_fwd_kernel[grid](
-                *operands, q_h, q_n, k_h, k_n, *others, *sizes, HEAD_DIM=op.q.shape[3],
-                BLOCK_K=launch.block_keys, NUM_STAGES=launch.num_stages, HAS_TILE=has_tile,
+                op.q, op.k, op.neg_lse2, segment_mass, *table_args,
+                q_h, q_n, k_h, k_n, *others, *sizes, HEAD_DIM=op.q.shape[3],
+                BLOCK_K=launch.block_keys, NUM_STAGES=launch.num_stages,
                 **table_constants, num_warps=launch.num_warps, maxnreg=launch.max_registers,
             )  # fmt: skip
         else:
+            plain = _plain_diagonals(op, reductions, launch.block_keys) if has_tile else op.neg_lse2
             triton_kernels.score_fwd_kernel[grid](
-                *operands, *strides, *sizes, **op.constants, BLOCK_K=launch.block_keys,
-                HAS_TILE=has_tile, **table_constants, num_warps=launch.num_warps,
-                num_stages=launch.num_stages, maxnreg=launch.max_registers,
+                op.q, op.k, op.neg_lse2, segment_mass, plain, *table_args, *strides, *sizes,
+                **op.constants, BLOCK_K=launch.block_keys, HAS_TILE=has_tile,
+                **table_constants, num_warps=launch.num_warps, num_stages=launch.num_stages,
+                maxnreg=launch.max_registers,
             )  # fmt: skip
 
     launch = launch_first_that_fits(launches, start)
     triton_kernels.score_edge_fwd_kernel[(num_tiles(op.n, 64), op.num_heads)](
-        op.q, op.k, op.lse2, segment_mass, op.edges, *table_args, *strides,
+        op.q, op.k, op.neg_lse2, segment_mass, op.edges, *table_args, *strides,
         op.n, op.group, op.scale_log2, len(op.edges), **op.constants, **table_constants,
         TILES_PER_BLOCK=launch.block_keys // 64, num_warps=4, num_stages=1,
     )  # fmt: skip

@@ -23,7 +23,7 @@ _SCRATCH_BYTES_PER_HEAD = 2**24
 
 @triton.jit(do_not_specialize=["n", "num_segments", "num_buckets"])
 def slash_masses_fwd_kernel(
-    q, k, lse2, bucket, uniform, mass, segments, first_segment,
+    q, k, neg_lse2, bucket, uniform, mass, segments, first_segment,
     stride_q_h, stride_q_n, stride_q_d, stride_k_h, stride_k_n, stride_k_d, stride_lse_h,
     n, group, scale_log2, num_segments, num_buckets,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
@@ -44,7 +44,7 @@ def slash_masses_fwd_kernel(
     p_k = k + (i_h // group) * stride_k_h + o_key.to(tl.int64)[:, None] * stride_k_n
     b_k = tl.load(p_k + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)  # [64, BLOCK_D]
     p_q = q + i_h * stride_q_h
-    p_lse = lse2 + i_h * stride_lse_h
+    p_lse = neg_lse2 + i_h * stride_lse_h
     n_long = n.to(tl.int64)
     for i_s in range(tl.load(first_segment + i_v), num_segments):
         row_first = tl.load(segments + i_s * 3)
@@ -74,7 +74,7 @@ def slash_masses_fwd_kernel(
 
 @triton.jit(do_not_specialize=["n", "first_diagonal"])
 def offset_sums_fwd_kernel(
-    q, k, lse2, scratch,
+    q, k, neg_lse2, scratch,
     stride_q_h, stride_q_n, stride_q_d, stride_k_h, stride_k_n, stride_k_d, stride_lse_h,
     stride_scratch_h, n, group, scale_log2, first_diagonal,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
@@ -90,7 +90,7 @@ def offset_sums_fwd_kernel(
     o_d = tl.arange(0, BLOCK_D)
     m_d = (o_d < HEAD_DIM)[None, :]
     p_q = q + i_h * stride_q_h
-    p_lse = lse2 + i_h * stride_lse_h
+    p_lse = neg_lse2 + i_h * stride_lse_h
     p_k = k + (i_h // group) * stride_k_h
     b_sum = tl.zeros([64, 64], tl.float32)  # [keys, queries]
     for i_v in range((n + 63) // 64 - i_d):
@@ -109,7 +109,7 @@ def offset_sums_fwd_kernel(
 
 @triton.jit(do_not_specialize=["n", "num_candidates"])
 def a_shape_logical_fwd_kernel(
-    q, k, lse2, segment_mass, first_segment, sinks, windows, out,
+    q, k, neg_lse2, segment_mass, first_segment, sinks, windows, out,
     stride_q_h, stride_q_n, stride_q_d, stride_k_h, stride_k_n, stride_k_d, stride_lse_h,
     stride_segment_h, n, group, scale_log2, num_candidates,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
@@ -127,7 +127,7 @@ def a_shape_logical_fwd_kernel(
     o_d = tl.arange(0, BLOCK_D)
     m_d = (o_d < HEAD_DIM)[None, :]
     p_q = q + i_h * stride_q_h
-    p_lse = lse2 + i_h * stride_lse_h
+    p_lse = neg_lse2 + i_h * stride_lse_h
     p_k = k + (i_h // group) * stride_k_h
     i_s_first = tl.load(first_segment + i_u)
     i_s_end = tl.load(first_segment + i_u + 1)
@@ -180,7 +180,7 @@ def add_slash_masses(op: ScoreOperands, bucket: Tensor, num_buckets: int, mass: 
     is_uniform = torch.minimum(low, low[:, before]) == torch.maximum(high, high[:, before])
     uniform = torch.where(is_uniform, low, -1).to(torch.int32).contiguous()
     slash_masses_fwd_kernel[(tiles, op.num_heads)](
-        op.q, op.k, op.lse2, bucket, uniform, mass, op.segments, op.first_segment,
+        op.q, op.k, op.neg_lse2, bucket, uniform, mass, op.segments, op.first_segment,
         *op.strides, op.n, op.group, op.scale_log2, op.num_segments, num_buckets,
         **op.constants, num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -196,7 +196,7 @@ def offset_sums(op: ScoreOperands) -> Tensor:
         count = min(chunk, tiles - first)
         scratch.zero_()
         offset_sums_fwd_kernel[(count, op.num_heads)](
-            op.q, op.k, op.lse2, scratch, *op.strides, scratch.stride(0),
+            op.q, op.k, op.neg_lse2, scratch, *op.strides, scratch.stride(0),
             op.n, op.group, op.scale_log2, first, **op.constants, num_warps=4, num_stages=2,
         )  # fmt: skip
         # [Hq, count, 127]: offset 64·D + x − 63 of diagonal D at x.
@@ -218,7 +218,7 @@ def a_shape_logical(
     limits = limits.to(op.q.device)
     out = op.q.new_empty(op.num_heads, len(pairs), tiles, dtype=torch.float32)
     a_shape_logical_fwd_kernel[(tiles, op.num_heads)](
-        op.q, op.k, op.lse2, segment_mass, op.first_segment,
+        op.q, op.k, op.neg_lse2, segment_mass, op.first_segment,
         limits[:, 0].contiguous(), limits[:, 1].contiguous(), out,
         *op.strides, segment_mass.stride(0), op.n, op.group, op.scale_log2, len(pairs),
         **op.constants, num_warps=4, num_stages=2,

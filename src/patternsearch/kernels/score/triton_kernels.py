@@ -2,8 +2,8 @@
 """The kernels of the score pass: P = exp2(S − LSE), tile by tile, reduced over the queries.
 
 Score tiles have keys as rows and queries as columns, so that a key's sum over the queries stays
-within a warp. ``lse2`` is the row log-sum-exp times log2(e), [Hq, 64·(tiles + 1)], +inf past the
-last row: such a row has p = 0 without a mask.
+within a warp. ``neg_lse2`` is minus the row log-sum-exp times log2(e), [Hq, 64·(tiles + 1)], −inf
+past the last row: such a row has p = 0 without a mask.
 """
 
 import triton
@@ -101,9 +101,9 @@ def probabilities_fwd(
         b_q = tl.load(p_tile)
     else:
         b_q = tl.load(p_tile, mask=(o_d < HEAD_DIM)[None, :], other=0.0)
-    b_lse = tl.load(p_lse + i_u * 64 + o_row)
+    b_neg_lse = tl.load(p_lse + i_u * 64 + o_row)
     b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION)
-    b_s = b_s * scale_log2 - b_lse[None, :]
+    b_s = b_s * scale_log2 + b_neg_lse[None, :]
     if MASK:
         b_s = tl.where(o_key[:, None] <= (i_u * 64 + o_row)[None, :], b_s, float("-inf"))
     return tl.exp2(b_s)
@@ -111,7 +111,7 @@ def probabilities_fwd(
 
 @triton.jit(do_not_specialize=["n", "num_buckets_0", "num_buckets_1", "num_buckets_2"])
 def score_fwd_kernel(
-    q, k, lse2, segment_mass, plain,
+    q, k, neg_lse2, segment_mass, plain,
     bucket_0, mass_0, num_buckets_0,
     bucket_1, mass_1, num_buckets_1,
     bucket_2, mass_2, num_buckets_2,
@@ -150,7 +150,7 @@ def score_fwd_kernel(
     stride_b = 4 * n
     n_long = n.to(tl.int64)
     p_q = q + i_h * stride_q_h
-    p_lse = lse2 + i_h * stride_lse_h
+    p_lse = neg_lse2 + i_h * stride_lse_h
     p_segment = segment_mass + i_h * stride_segment_h
     p_bucket_0 = bucket_0 + i_h * stride_bucket_0
     p_bucket_1 = bucket_1 + i_h * stride_bucket_1
@@ -232,7 +232,7 @@ def _add_segment_to_buckets(
 
 @triton.jit(do_not_specialize=["n", "num_edges", "num_buckets_0", "num_buckets_1", "num_buckets_2"])
 def score_edge_fwd_kernel(
-    q, k, lse2, segment_mass, edges,
+    q, k, neg_lse2, segment_mass, edges,
     bucket_0, mass_0, num_buckets_0,
     bucket_1, mass_1, num_buckets_1,
     bucket_2, mass_2, num_buckets_2,
@@ -264,7 +264,7 @@ def score_edge_fwd_kernel(
     p_k = k + (i_h // group) * stride_k_h + o_key.to(tl.int64)[:, None] * stride_k_n
     b_k = tl.load(p_k + o_d[None, :] * stride_k_d, mask=m_k, other=0.0)  # [64, BLOCK_D]
     p_q = q + i_h * stride_q_h
-    p_lse = lse2 + i_h * stride_lse_h
+    p_lse = neg_lse2 + i_h * stride_lse_h
     i_u_end = tl.minimum((i_v // TILES_PER_BLOCK + 1) * TILES_PER_BLOCK, n // 64)
     num_diagonal = tl.maximum(i_u_end - i_v, 0)
     for i_step in range(num_diagonal + num_edges):

@@ -16,7 +16,13 @@ from patternsearch.errors import EnvironmentLacks
 from patternsearch.kernels._common.checks import padded_head_dim
 from patternsearch.patterns.geometry import num_tiles, query_segments
 
-__all__ = ["ScoreLaunch", "ScoreOperands", "launch_first_that_fits", "score_launches"]
+__all__ = [
+    "ScoreLaunch",
+    "ScoreOperands",
+    "can_run_hopper",
+    "launch_first_that_fits",
+    "score_launches",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,7 +36,7 @@ class ScoreLaunch:
             head_dim of 64, 128 or 256, rows of unit stride that start at multiples of 32 bytes.
         block_keys: keys of a program, 64, 128 or 256.
         num_warps: warps of a program.
-        num_stages: query tiles in flight, at least 3 for ``hopper``.
+        num_stages: query tiles in flight, at least 2 for ``hopper``.
         max_registers: registers a thread may use, so that two programs share a multiprocessor;
             None for no limit.
     """
@@ -43,27 +49,26 @@ class ScoreLaunch:
 
 
 def score_launches(q: Tensor, k: Tensor) -> tuple[ScoreLaunch, ...]:
-    """Return the launch shapes that can run these inputs, best first (measured on an H200)."""
-    dim = padded_head_dim(q.shape[3])
+    """Return the launch shapes to try on these inputs, best first (measured on an H200)."""
+    del k
     if q.dtype == torch.float32:
         return (ScoreLaunch("triton", 64, 4, 2), ScoreLaunch("triton", 64, 4, 1))
-    launches = [
-        ScoreLaunch("triton", 128, 4, 2, 168 if dim <= 128 else None),
+    if padded_head_dim(q.shape[3]) > 128:
+        return (ScoreLaunch("triton", 128, 4, 2), ScoreLaunch("triton", 64, 4, 1))
+    return (
+        ScoreLaunch("triton", 256, 8, 3, 128),
+        ScoreLaunch("triton", 128, 4, 2, 168),
         ScoreLaunch("triton", 64, 4, 1),
-    ]
-    if dim <= 128:
-        launches.insert(0, ScoreLaunch("triton", 256, 8, 3, 128))
-    if _can_run_hopper(q, k):
-        launches.insert(
-            0, ScoreLaunch("hopper", 128 if dim > 128 else 256, 4 if dim > 128 else 8, 3)
-        )
-    return tuple(launches)
+    )
 
 
-def _can_run_hopper(q: Tensor, k: Tensor) -> bool:
+def can_run_hopper(q: Tensor, k: Tensor) -> bool:
+    """Return whether the ``hopper`` kernel can run these inputs on their device."""
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
         return False
-    return q.shape[3] in (64, 128, 256) and all(
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] not in (64, 128, 256):
+        return False
+    return all(
         x.stride(3) == 1
         and x.stride(1) % 16 == 0
         and x.stride(2) % 16 == 0
@@ -126,17 +131,22 @@ class ScoreOperands:
         return self.scale * math.log2(math.e)
 
     @cached_property
+    def neg_lse2(self) -> Tensor:
+        """Minus the row log-sum-exp in base 2, [Hq, 64·(tiles + 1)], −inf past the last row."""
+        rows = (num_tiles(self.n, 64) + 1) * 64
+        neg_lse2 = self.lse.new_full((self.num_heads, rows), -math.inf)
+        torch.mul(self.lse, -math.log2(math.e), out=neg_lse2[:, : self.n])
+        return neg_lse2
+
+    @cached_property
     def lse2(self) -> Tensor:
         """Row log-sum-exp in base 2, [Hq, 64·(tiles + 1)], +inf past the last row."""
-        rows = (num_tiles(self.n, 64) + 1) * 64
-        lse2 = self.lse.new_full((self.num_heads, rows), math.inf)
-        torch.mul(self.lse, math.log2(math.e), out=lse2[:, : self.n])
-        return lse2
+        return -self.neg_lse2
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Strides of q, then k, over head, token and dimension; then lse2's over the head."""
-        return (*self.q.stride()[1:], *self.k.stride()[1:], self.lse2.stride(0))
+        """Strides of q, then k, over head, token and dimension; then neg_lse2's over the head."""
+        return (*self.q.stride()[1:], *self.k.stride()[1:], self.neg_lse2.stride(0))
 
     @cached_property
     def constants(self) -> dict[str, Any]:
