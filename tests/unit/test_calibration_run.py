@@ -84,14 +84,14 @@ def test_config_names_the_model_and_the_samples(undisturbed):
 
 def test_sample_of_rows_is_recorded_with_its_errors(model, tmp_path):
     output = tmp_path / "c.yaml"
-    outcome = run_tiny(model, output, lengths=(2048,), samples=1, row_sample=0.125)
+    outcome = run_tiny(model, output, lengths=(3072,), samples=1, row_sample=0.125)
     scores = pd.read_parquet(scores_folder_of(output).scores)
     assert tuple(scores.columns) == (*SCORES_COLUMNS, *SAMPLED_COLUMNS)
     assert (scores["mass_physical_se"] > 0).any()
     assert outcome.config.calibration is not None
     assert outcome.config.calibration.row_sample == 0.125
     with pytest.raises(InputError, match=r"row_sample: was 0\.125, now 1\.0"):
-        run_tiny(model, output, lengths=(2048,), samples=1)
+        run_tiny(model, output, lengths=(3072,), samples=1)
 
 
 def test_two_runs_write_the_same_bytes(model, undisturbed, tmp_path):

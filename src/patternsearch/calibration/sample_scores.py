@@ -11,6 +11,7 @@ import torch
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.samples import Sample
 from patternsearch.model.capture import AttentionInputs, run_with_capture
+from patternsearch.model.chunked_mlp import chunked_mlps
 from patternsearch.model.loading import LoadedModel
 from patternsearch.model.tensor_parallel import gather_heads
 from patternsearch.scoring.engine import LayerScorer, LayerScores
@@ -56,7 +57,7 @@ def score_sample(
         on_layer(inputs.layer)
 
     token_ids = torch.from_numpy(sample.token_ids.astype("int64"))[None]
-    with clock.phase("forward"):
+    with clock.phase("forward"), chunked_mlps(loaded.model):
         run_with_capture(
             loaded, token_ids, on_attention, dense_attention=dense_attention_for(loaded.device)
         )
