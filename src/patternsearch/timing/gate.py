@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from dataclasses import replace
 import torch
 from torch import Tensor
 
@@ -85,13 +86,12 @@ def plan_mask(plan: AttendPlan) -> Tensor:
     """
     mask = torch.zeros(plan.num_heads, plan.n, plan.n, dtype=torch.bool)
     for part in plan.tile_plans:
-        host = type(part)(
-            part.tile,
-            part.heads,
-            *(
-                getattr(part, name).cpu()
+        host = replace(
+            part,
+            **{
+                name: getattr(part, name).cpu()
                 for name in ("meta", "tile_count", "column_count", "lists", "columns", "order")
-            ),
+            },
         )
         for row, head in enumerate(part.heads):
             for u in range(part.tile_count.shape[1]):
