@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from patternsearch.report.compare import compare_document
-from patternsearch.report.config_view import config_view, facts, headline
+from patternsearch.report.config_view import config_view, facts, headline, title_facts
 from patternsearch.report.page import render_page
 from patternsearch.report.scores import scores_view
 from patternsearch.schema.config import PatternConfig
@@ -91,6 +91,7 @@ def report_document(
     return {
         "title": config.model.reference,
         "subtitle": config_path.name,
+        "title_facts": title_facts(config),
         "facts": facts(config),
         "headline": headline(config),
         "notes": notes,

@@ -13,7 +13,7 @@ from patternsearch.report.packing import finite, pack_floats, pack_integers
 from patternsearch.report.words import KIND_LABELS, pattern_document
 from patternsearch.schema.config import HeadEntry, PatternConfig
 
-__all__ = ["LENGTH_FIELDS", "config_view", "facts"]
+__all__ = ["LENGTH_FIELDS", "config_view", "facts", "headline", "title_facts"]
 
 LENGTH_FIELDS = (
     "mass_mean",
@@ -271,6 +271,45 @@ def _provenance(config: PatternConfig) -> Iterator[tuple[str, str]]:
     for name, value in config.provenance.model_dump().items():
         if value is not None:
             yield name, str(value)
+
+
+def title_facts(config: PatternConfig) -> list[tuple[str, str]]:
+    """Return what stands under the title, each (name, value) in a few words."""
+    model, calibration, selection = config.model, config.calibration, config.selection
+    ropes = ", ".join(
+        f"{rope.rope_type} θ {rope.parameters.get('rope_theta', '?')}"
+        + (f", factor {rope.attention_factor:g}" if rope.attention_factor != 1.0 else "")
+        for rope in model.rope.values()
+    )
+    group = model.num_query_heads // model.num_kv_heads
+    found = [
+        (
+            "model",
+            f"{model.architecture}, {model.dtype}, {(model.weights_sha256 or 'no digest')[:12]}",
+        ),
+        ("RoPE", ropes or "none"),
+        ("GQA", f"{model.num_query_heads} over {model.num_kv_heads} heads ({group}:1)"),
+        ("TP", f"{config.tensor_parallel.size}"),
+    ]
+    if calibration is not None:
+        lengths = ", ".join(map(str, calibration.lengths))
+        found.append(
+            (
+                "calibration",
+                f"{calibration.recipe}, {len(calibration.samples)} samples at {lengths}",
+            )
+        )
+    if config.imported is not None:
+        found.append(("imported", f"from {config.imported.format}"))
+    if selection is not None:
+        target = "no target" if selection.target_mass is None else f"mass {selection.target_mass:g}"
+        found.append(
+            ("selection", f"{selection.objective}, {target}, {selection.statistic} sample")
+        )
+    is_measured = selection is not None and selection.measured
+    device = selection.timings_device if selection is not None and is_measured else None
+    found.append(("measured", f"true, on {device}" if is_measured else "false"))
+    return found
 
 
 def headline(config: PatternConfig) -> dict[str, float | None]:

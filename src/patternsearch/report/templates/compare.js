@@ -22,7 +22,7 @@ function build_compare(data, main) {
   main.append(h("section", {}, h("dl", {}, h("dt", {}, "A"), h("dd", {}, `${data.a.name} (${data.a.kind}, ${data.a.file_sha256.slice(0, 12)})`), h("dt", {}, "B"), h("dd", {}, `${data.b.name} (${data.b.kind}, ${data.b.file_sha256.slice(0, 12)})`))));
   main.append(...data.notes.map(note => h("p", { class: "note" }, note)));
   if (!data.differs.any) main.append(h("p", {}, "No differences."));
-  const change = (x, y, digits) => `${fixed(x, digits)} → ${fixed(y, digits)}`;
+  const change = (x, y, digits) => known(x) && known(y) ? `${fixed(x, digits)} → ${fixed(y, digits)}` : "not known in both";
   const [ta, tb] = [data.totals.a, data.totals.b];
   main.append(h("div", { class: "cards" },
     card("heads of another kind", String(data.heads.pattern)), card("heads of another budget", String(data.heads.budget)), card("heads with other numbers", String(data.heads.numbers)),
@@ -61,8 +61,8 @@ function build_compare(data, main) {
     csv: () => ({ header: ["layer", "pattern", "budget", "numbers", "stale", "density_a", "density_b", "ms_a", "ms_b"], rows: layers.map(l => [l.layer, l.pattern, l.budget, l.numbers, l.stale, l.a.density, l.b.density, l.a.predicted_ms, l.b.predicted_ms]) }),
     draw: () => ({ data: ["pattern", "budget", "numbers"].map(what => ({ type: "bar", name: CHANGE_LABELS[what], x: layers.map(l => l.layer), y: layers.map(l => l[what]), marker: { color: style(CHANGE_COLORS[what]) }, hovertemplate: "layer %{x}: %{y} heads<extra>" + CHANGE_LABELS[what] + "</extra>" })), layout: { barmode: "stack", xaxis: { title: { text: "layer" } }, yaxis: { title: { text: "heads" } } } }),
   });
-  mounts.push(kinds, bars);
-  main.append(h("section", {}, h("h2", {}, "Whole model"), h("div", { class: "grid" }, kinds.root, bars.root)));
+  mounts.push(kinds, ...(layers.length ? [bars] : []));
+  main.append(h("section", {}, h("h2", {}, "Whole model"), h("div", { class: "grid" }, kinds.root, layers.length ? bars.root : null)));
   if (data.fields.length) main.append(h("section", { id: "fields" }, h("h2", {}, "What they are bound to and how they were made"),
     sortableTable({ name: "fields", rows: data.fields, columns: [{ key: "part", label: "part" }, { key: "field", label: "field" }, { key: "a", label: "A", text: true }, { key: "b", label: "B", text: true }] })));
   if (maps) {

@@ -123,7 +123,6 @@ function layoutOf(extra) {
     font: { color: style("--text"), family: "system-ui, sans-serif", size: 12 },
     margin: { l: 54, r: 14, t: 10, b: 42 }, hovermode: "closest", dragmode: false,
     hoverlabel: { bgcolor: style("--panel"), bordercolor: style("--line"), font: { color: style("--text") }, align: "left" },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--muted"), activecolor: style("--accent") },
     ...extra, ...axes,
     legend: { orientation: "h", y: -0.22, font: { size: 11 }, traceorder: "normal", ...extra.legend },
   };
@@ -140,8 +139,14 @@ function figure({ title, caption, name, height = 300, wide = false, draw, csv, o
     type: "button", class: "csv", title: "Download the data of this plot",
     onclick: () => { const { header, rows } = csv(); download(name, header, rows); },
   }, "CSV");
+  const picture = h("button", {
+    type: "button", class: "csv", title: "Download this plot as a picture",
+    onclick: () => Plotly.downloadImage(plot, {
+      format: "png", filename: name, width: plot.clientWidth, height: plot.clientHeight, scale: 2,
+    }),
+  }, "PNG");
   const root = h("div", { class: wide ? "figure wide" : "figure", "data-figure": name },
-    h("header", {}, h("h3", {}, title), csv ? button : null), text, plot);
+    h("header", {}, h("h3", {}, title), h("span", { class: "buttons" }, picture, csv ? button : null)), text, plot);
   const self = {
     root, plot,
     redraw() {
@@ -149,8 +154,7 @@ function figure({ title, caption, name, height = 300, wide = false, draw, csv, o
       if (now !== undefined) text.textContent = now;
       if (tall) plot.style.height = tall + "px";
       Plotly.react(plot, data, layoutOf(layout || {}), {
-        displaylogo: false, responsive: true, displayModeBar: window.innerWidth > 860 ? "hover" : false,
-        modeBarButtons: [["toImage"]],
+        responsive: true, displayModeBar: false,
       });
     },
     mount() {

@@ -47,9 +47,11 @@ const marker = (points, color, symbol, size, name, x, y) => ({
 
 const targetLine = target => known(target) ? [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: style("--muted"), dash: "dot", width: 1 } }] : [];
 
-function massFloor(values) {
-  const low = Math.min(...values.filter(known));
-  return Math.max(0, Math.min(low, 0.98) - 0.03);
+/** Axis range of masses: from just below the least to a little above 1, so that markers are whole. */
+function massRange(values) {
+  const low = Math.min(0.98, ...values.filter(known));
+  const span = 1 - low;
+  return [low - 0.08 * span, 1 + 0.06 * span];
 }
 
 function budgetFigure(model, scores, layerPlace, head, lengthPlace, chosen) {
@@ -76,7 +78,7 @@ function budgetFigure(model, scores, layerPlace, head, lengthPlace, chosen) {
       if (chosen >= 0) data.push(marker([points[chosen]], style("--text"), "star", 14, "chosen", p => p.density, p => p[mass]));
       return { data, layout: {
         xaxis: { title: { text: "density (causal pairs read / all)" }, type: "log", dtick: "D2" },
-        yaxis: { title: { text: mass === "worst" ? "worst sample and region" : "mean over samples" }, range: [massFloor(points.map(p => p[mass])), 1.008] },
+        yaxis: { title: { text: mass === "worst" ? "worst sample and region" : "mean over samples" }, range: massRange(points.map(p => p[mass])) },
         shapes: targetLine(model.target),
       } };
     },
@@ -106,7 +108,7 @@ function frontierFigure(model, scores, layerPlace, head, lengthPlace, chosen, se
       if (chosen >= 0) data.push(marker([points[chosen]], style("--text"), "star", 14, "chosen", axis.of, p => p.reached));
       return { data, layout: {
         xaxis: { title: { text: axis.label }, type: "log", dtick: "D2" },
-        yaxis: { title: { text: "mass reached" }, range: [massFloor(points.map(p => p.reached)), 1.008] }, shapes: targetLine(model.target),
+        yaxis: { title: { text: "mass reached" }, range: massRange(points.map(p => p.reached)) }, shapes: targetLine(model.target),
       } };
     },
   });
@@ -117,26 +119,27 @@ function regionFigure(model, scores, layerPlace, head, kind) {
   const lengths = [...new Set(all.map(s => s.length))];
   return figure({
     title: "Every sample and region of the chosen pattern", name: "head-samples", height: 300,
-    caption: "Bars: mean over calibration samples in each quarter of the rows. Points: single samples; hollow ones were held out.",
+    caption: "Bars: mean over calibration samples, for all rows and for each quarter of them. Points: single samples; hollow ones were held out.",
     csv: () => ({ header: ["sample", "source", "split", "length", "num_tokens", "all", "q1", "q2", "q3", "q4"], rows: all.map(s => [s.id, s.source, s.split, s.length, s.num_tokens, ...s.mass]) }),
     draw: () => {
-      const shades = [0.28, 0.5, 0.75, 0.9];
-      const bars = lengths.map((length, k) => {
-        const mine = all.filter(s => s.length === length && s.split === "calibration");
-        const mean = REGIONS.map((_, r) => { const v = mine.map(s => s.mass[r]).filter(known); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : null; });
-        return { type: "bar", x: REGIONS, y: mean, name: tokens(length), marker: { color: kindColor(kind), opacity: shades[k % 4] }, offsetgroup: String(length), hovertemplate: "%{x}: mean %{y:.4f}<extra>" + tokens(length) + "</extra>" };
-      });
-      const dots = [];
-      for (const length of lengths) for (const split of ["calibration", "heldout"]) {
-        const mine = all.filter(s => s.length === length && s.split === split);
-        if (mine.length) dots.push({
-          type: "box", boxpoints: "all", pointpos: 0, jitter: 0.7, fillcolor: "rgba(0,0,0,0)", line: { color: "rgba(0,0,0,0)" }, width: 0.5 / lengths.length,
-          x: mine.flatMap(() => REGIONS), y: mine.flatMap(s => s.mass.map(v => known(v) ? v : null)), offsetgroup: String(length), showlegend: false, hoveron: "points",
-          marker: { symbol: split === "heldout" ? "circle-open" : "circle", size: 5, color: style("--text"), opacity: 0.8 },
-          text: mine.flatMap(s => REGIONS.map(() => plain(`${s.id}, ${s.source}, ${s.split}`))), hovertemplate: "%{text}<br>%{y:.4f}<extra></extra>",
+      const shades = [0.45, 0.7, 0.9, 1], data = [];
+      lengths.forEach((length, k) => {
+        const mine = all.filter(s => s.length === length), color = kindColor(kind);
+        const group = { type: "scatter", mode: "markers", offsetgroup: String(length) };
+        const mean = REGIONS.map((_, r) => {
+          const v = mine.filter(s => s.split === "calibration").map(s => s.mass[r]).filter(known);
+          return v.length ? v.reduce((a, b) => a + b, 0) / v.length : null;
         });
-      }
-      return { data: [...bars, ...dots], layout: { barmode: "group", boxmode: "group", yaxis: { title: { text: "captured mass" }, range: [massFloor(all.flatMap(s => s.mass)), 1.005] }, shapes: targetLine(model.target) } };
+        data.push({ ...group, x: REGIONS, y: mean, name: tokens(length), hovertemplate: `%{x}: mean %{y:.4f}<extra>${tokens(length)}</extra>`,
+          marker: { symbol: "line-ew", size: 30, line: { color, width: 5 }, color, opacity: shades[k % 4] } });
+        for (const split of ["calibration", "heldout"]) {
+          const part = mine.filter(s => s.split === split);
+          data.push({ ...group, showlegend: false, x: part.flatMap(() => REGIONS), y: part.flatMap(s => s.mass.map(v => known(v) ? v : null)),
+            marker: { symbol: split === "heldout" ? "circle-open" : "circle", size: 6, color: style("--text"), opacity: 0.7 },
+            text: part.flatMap(s => REGIONS.map(() => plain(`${s.id}, ${s.source}, ${s.split}`))), hovertemplate: "%{text}<br>%{y:.4f}<extra></extra>" });
+        }
+      });
+      return { data, layout: { scattermode: "group", scattergap: 0.3, xaxis: { type: "category" }, yaxis: { title: { text: "captured mass" }, range: massRange([model.target, ...all.flatMap(s => s.mass)]) }, shapes: targetLine(model.target) } };
     },
   });
 }
@@ -151,16 +154,16 @@ function gapFigure(model, layer, head, thumbnail) {
     caption: "Online to oracle is the estimator's loss; oracle to dense top-k, the most that as many pairs can hold, is the family's loss. Top-k is computed with --thumbnails, on one sample.",
     csv: () => ({ header: ["length", "online_mean", "oracle_mean", "gap"], rows: rows.map(r => [r.length, r.online, r.oracle, r.gap]) }),
     draw: () => {
-      const names = rows.map(r => tokens(r.length)), data = [
-        { type: "bar", name: "online", x: names, y: rows.map(r => known(r.online) ? r.online : null), marker: { color: style("--accent") }, hovertemplate: "online %{y:.4f}<extra></extra>" },
-        { type: "bar", name: "oracle", x: names, y: rows.map(r => known(r.gap) ? r.oracle : null), marker: { color: style("--good") }, hovertemplate: "oracle %{y:.4f}<extra></extra>" }];
-      if (topk) {
-        const name = `one sample, ${topk.length} tokens`;
-        data[0].x.push(name); data[0].y.push(topk.online);
-        data.push({ type: "bar", name: "dense top-k", x: [name], y: [topk.topk], marker: { color: style("--muted") }, hovertemplate: "dense top-k %{y:.4f}<extra></extra>" });
+      const columns = rows.map(r => ({ name: tokens(r.length), online: r.online, oracle: known(r.gap) ? r.oracle : NaN, topk: NaN }));
+      if (topk) columns.push({ name: `one sample, ${topk.length} tokens`, online: topk.online, oracle: NaN, topk: topk.topk });
+      const series = [["online", "online", "circle", "--accent"], ["oracle", "oracle", "diamond", "--good"], ["topk", "dense top-k", "square", "--muted"]];
+      const lines = columns.flatMap(c => { const v = [c.online, c.oracle, c.topk].filter(known); return [[c.name, Math.min(...v)], [c.name, Math.max(...v)], [null, null]]; });
+      const data = [{ x: lines.map(l => l[0]), y: lines.map(l => l[1]), mode: "lines", line: { color: style("--bad"), width: 2, dash: "dot" }, hoverinfo: "skip", name: "loss" }];
+      for (const [key, name, symbol, color] of series) {
+        const mine = columns.filter(c => known(c[key]));
+        if (mine.length) data.push({ x: mine.map(c => c.name), y: mine.map(c => c[key]), name, mode: "markers", marker: { symbol, size: 12, color: style(color) }, hovertemplate: name + " %{y:.4f}<extra></extra>" });
       }
-      const values = data.flatMap(d => d.y);
-      return { data, layout: { barmode: "group", yaxis: { title: { text: "captured mass" }, range: [massFloor(values.filter(v => v !== null)), 1.005] } } };
+      return { data, layout: { xaxis: { type: "category", range: [-0.5, columns.length - 0.5] }, yaxis: { title: { text: "captured mass" }, range: massRange(columns.flatMap(c => [c.online, c.oracle, c.topk])) } } };
     },
   });
 }
@@ -186,7 +189,7 @@ function thumbnailFigure(thumbnail, kind) {
       const data = [
         { type: "heatmap", z, colorscale: SEQUENTIAL, zmin: -4, zmax: 0, hoverongaps: false, hovertemplate: "query tile %{y}, key tile %{x}<br>mass 10^%{z:.2f} a row<extra></extra>",
           colorbar: { thickness: 10, outlinewidth: 0, tickvals: [-4, -3, -2, -1, 0], ticktext: ["≤1e-4", "1e-3", "0.01", "0.1", "1"] } },
-        { x, y, mode: "lines", line: { color: "#ffffff", width: 1.6 }, hoverinfo: "skip", showlegend: false },
+        ...[["#000000", 3], ["#ffffff", 1.2]].map(([color, width]) => ({ x, y, mode: "lines", line: { color, width }, hoverinfo: "skip", showlegend: false })),
         { x: thumbnail.columns.map(j => j / unit - .5), y: thumbnail.columns.map(() => size + .2), mode: "markers", marker: { symbol: "triangle-up", size: 6, color: kindColor(kind) }, hovertext: thumbnail.columns.map(j => `column ${j}`), hoverinfo: "text", showlegend: false },
       ];
       return { data, layout: { shapes, plot_bgcolor: style("--empty"), xaxis: { title: { text: "key tile" }, showgrid: false, range: [-.5, size - .5], zeroline: false }, yaxis: { title: { text: "query tile" }, showgrid: false, zeroline: false, range: [size + .8, -.5] } } };

@@ -53,6 +53,7 @@ function build_report(data, main) {
   const hasLengths = model.lengths.length > 0, last = model.lengths[model.lengths.length - 1];
   const total = Object.values(model.totals.kinds).reduce((a, b) => a + b, 0);
 
+  main.append(h("dl", { class: "line" }, data.title_facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
   main.append(...data.notes.map(note => h("p", { class: "note" }, note)));
   main.append(h("section", { id: "summary" },
     h("div", { class: "cards" },
