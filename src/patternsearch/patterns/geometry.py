@@ -91,6 +91,7 @@ def query_segments(n: int, tile: int) -> tuple[Int, Int]:
 
 def spread_row_positions(n: int, rows: int) -> Int:
     """Return the distinct positions i_r = ⌊(r+1)·n/R⌋ − 1 that are ≥ 0, ascending."""
+    rows = min(rows, n)  # n rows are all positions, and so are more
     positions = (np.arange(1, rows + 1, dtype=np.int64) * n) // rows - 1
     return np.unique(positions[positions >= 0])
 

@@ -5,11 +5,12 @@ A grid lists blocks of axes; each block is the product of its axes. Grids are da
 (``configs/grids/*.yaml``); reading the file is :mod:`patternsearch.schema.io`'s work.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from patternsearch.patterns.candidates import (
     AShape,
@@ -22,6 +23,7 @@ from patternsearch.patterns.candidates import (
 )
 
 __all__ = [
+    "MAX_CANDIDATES",
     "AShapeAxes",
     "BlockSparseAxes",
     "Grid",
@@ -29,13 +31,22 @@ __all__ = [
     "VerticalSlashSpreadAxes",
 ]
 
-_Budgets = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-_Budgets0 = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+MAX_CANDIDATES = 4096
+"""Candidates that a grid may expand to."""
+
+_MAX_BUDGET = 2**31 - 1
+_Budgets = Annotated[tuple[Annotated[int, Field(ge=1, le=_MAX_BUDGET)], ...], Field(min_length=1)]
+_Budgets0 = Annotated[tuple[Annotated[int, Field(ge=0, le=_MAX_BUDGET)], ...], Field(min_length=1)]
 _Tiles = Annotated[tuple[Tile, ...], Field(min_length=1)]
 
 
 class _Axes(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def num_candidates(self) -> int:
+        """Return how many candidates the product of the axes has, without building it."""
+        axes = [getattr(self, name) for name in type(self).model_fields]
+        return math.prod(len(axis) for axis in axes if isinstance(axis, tuple))
 
 
 class AShapeAxes(_Axes):
@@ -129,6 +140,13 @@ class Grid(BaseModel):
     name: str = Field(min_length=1)
     min_tokens: int = Field(ge=1)
     candidates: Annotated[tuple[Axes, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "Grid":
+        number = sum(axes.num_candidates() for axes in self.candidates)
+        if number > MAX_CANDIDATES:
+            raise ValueError(f"{number} candidates; a grid has at most {MAX_CANDIDATES}")
+        return self
 
     def expand(self) -> tuple[Candidate, ...]:
         """Return every candidate once, dense first, then in the order of the document."""
