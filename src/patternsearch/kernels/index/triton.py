@@ -238,16 +238,20 @@ class _Rows:
             n, q.shape[1] // k.shape[1], scale * LOG2_E, *q.stride()[1:], *k.stride()[1:],
         )  # fmt: skip
         wide = head_dim > 128 or q.element_size() == 4
+        block_rows = 32 if wide else (128 if padded % 128 == 0 else 64)
+        # More than one block of rows is loaded anew for every block of keys; pipelining those
+        # loads would hold all rows in shared memory once a stage.
+        pipelined = padded <= block_rows
         self.constants = {
             "D": head_dim,
             "D_PAD": padded_head_dim(head_dim),
             "NUM_ROWS": padded,
-            "BLOCK_R": 32 if wide else (128 if padded % 128 == 0 else 64),
+            "BLOCK_R": block_rows,
             "BLOCK_K": 128,
             "KEYS": KEYS_PER_PROGRAM,
             "PRECISION": _precision(q),
             "num_warps": 8,
-            "num_stages": 1 if wide else 3,
+            "num_stages": 3 if pipelined else 1,
         }
         parts = torch.empty(
             (self.num_heads, self.programs, padded), dtype=torch.float32, device=q.device
