@@ -29,6 +29,7 @@ __all__ = [
     "MappingReport",
     "Verdict",
     "compare_mapping",
+    "cycles",
 ]
 
 Float = NDArray[np.float64]
@@ -225,7 +226,7 @@ def _holders(distances: Float) -> tuple[int, ...]:
     assigned = linear_sum_assignment(distances.T)[1]  # place → recorded head
     holders = np.arange(num_heads)
     noise = float(np.median(distances[assigned, np.arange(num_heads)]))
-    for cycle in _cycles(assigned):
+    for cycle in cycles(assigned):
         here = np.asarray(cycle)
         away, home = distances[assigned[here], here].sum(), distances[here, here].sum()
         # In a layer that changed, like heads drift into each other's places: ask for more.
@@ -235,7 +236,8 @@ def _holders(distances: Float) -> tuple[int, ...]:
     return tuple(int(head) for head in holders)
 
 
-def _cycles(permutation: NDArray[np.int64]) -> Iterator[list[int]]:
+def cycles(permutation: NDArray[np.int64]) -> Iterator[list[int]]:
+    """Return the cycles of a permutation that move something."""
     seen: set[int] = set()
     for start in range(len(permutation)):
         cycle = []
@@ -355,7 +357,7 @@ def _permuted_layers(tables: dict[int, tuple[Float, Float]]) -> Iterator[Finding
     # [old layer, new layer]: mean distance of the heads at equal places
     cost = np.stack([np.sqrt(((old - layer) ** 2).sum(-1)).mean(-1) for layer in new], axis=1)
     assigned = linear_sum_assignment(cost.T)[1]
-    for cycle in _cycles(assigned):
+    for cycle in cycles(assigned):
         here = np.asarray(cycle)
         # Heads permuted within a layer are no reason to look for the layer elsewhere.
         home = sum(_assigned_distance(*tables[layers[place]]) for place in cycle)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from patternsearch.runtime.mapping import cycles
 from patternsearch.schema.config import HeadEntry, PatternConfig
 from patternsearch.validation.samples import JudgingSamples
 
@@ -20,6 +21,9 @@ __all__ = ["MASS_TOLERANCE", "recorded_mass", "swapped_entries"]
 MASS_TOLERANCE = 0.01
 """Recorded and measured mean mass of one head on the same samples agree within this: another
 dtype or device may choose other entries of nearly equal score."""
+
+_RELUCTANCE = 1e-5
+"""A dense entry fits every head alike; this keeps it where it is unless another needs its place."""
 
 _NEARER = 0.3
 """Entries count as swapped if they are this much nearer, in sum, at each other's heads."""
@@ -70,22 +74,24 @@ def recorded_mass(entry: HeadEntry, length: int, split: str) -> float | None:
 
 
 def _swaps(layer: int, cost: NDArray[np.float64]) -> list[str]:
+    """Assign entries to heads by cost [entry, head]; what has no reason to move stays at home."""
     home = np.diag(cost)
-    # Entries that are at home stay there: only the others look for another head.
-    away = np.flatnonzero(home > MASS_TOLERANCE)
-    if len(away) < 2:
+    if home.max() <= MASS_TOLERANCE:
         return []
-    inner = cost[np.ix_(away, away)]
-    rows, columns = linear_sum_assignment(inner)
-    if inner[rows, columns].sum() > _NEARER * home[away].sum():
-        return []
-    place = {int(away[row]): int(away[column]) for row, column in zip(rows, columns, strict=True)}
-    pairs = [(a, b) for a, b in place.items() if a < b and place.get(b) == a]
-    in_pairs = {head for pair in pairs for head in pair}
-    texts = [f"layer {layer}: the entries of heads {a} and {b} are swapped" for a, b in pairs]
-    texts += [
-        f"layer {layer}: the entry of head {entry} fits head {head}"
-        for entry, head in place.items()
-        if entry != head and entry not in in_pairs
-    ]
+    reluctant = cost + _RELUCTANCE * (1 - np.eye(len(cost)))
+    place = linear_sum_assignment(reluctant)[1]
+    texts = []
+    for cycle in cycles(place):
+        here = np.asarray(cycle)
+        away = cost[here, place[here]].sum()
+        if home[here].max() <= MASS_TOLERANCE or away > _NEARER * home[here].sum():
+            continue
+        if len(cycle) == 2:
+            a, b = sorted(cycle)
+            texts.append(f"layer {layer}: the entries of heads {a} and {b} are swapped")
+        else:
+            texts += [
+                f"layer {layer}: the entry of head {entry} fits head {place[entry]}"
+                for entry in cycle
+            ]
     return texts
