@@ -107,6 +107,8 @@ function segments(label, options, pressed, onChange) {
 // --- figures -----------------------------------------------------------------------------------
 
 const figures = new Set();
+const PRINT_WIDTH = 680;  // CSS pixels that fit A4 and Letter between the margins
+let printing = false;
 
 function layoutOf(extra) {
   const axis = {
@@ -124,6 +126,7 @@ function layoutOf(extra) {
     margin: { l: 54, r: 14, t: 10, b: 42 }, hovermode: "closest", dragmode: false,
     hoverlabel: { bgcolor: style("--panel"), bordercolor: style("--line"), font: { color: style("--text") }, align: "left" },
     ...extra, ...axes,
+    ...(printing ? { width: PRINT_WIDTH } : { autosize: true }),
     legend: { orientation: "h", y: -0.22, font: { size: 11 }, traceorder: "normal", ...extra.legend },
   };
 }
@@ -204,9 +207,10 @@ function wireTheme() {
   addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme;
     for (const part of document.querySelectorAll("details")) part.open = true;
+    printing = true;
     setTheme("light");
   });
-  addEventListener("afterprint", () => setTheme(before));
+  addEventListener("afterprint", () => { printing = false; setTheme(before); });
 }
 
 async function start(build) {
