@@ -116,7 +116,8 @@ def test_limits_decide(change, name):
 
 
 @pytest.mark.parametrize(
-    ("dense", "sparse", "status"), [(10, 10, "ok"), (10, 9, "differs"), (0, 0, "cannot tell")]
+    ("dense", "sparse", "status"),
+    [(10, 10, "ok"), (10, 9, "ok"), (10, 8, "differs"), (4, 0, "cannot tell")],
 )
 def test_lost_answers_decide(dense, sparse, status):
     row = Retrieval(
