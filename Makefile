@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow test-gpu lint format types bench docs schema clean
+.PHONY: setup demo test test-slow test-gpu lint format types audit bench docs schema clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ format: setup
 
 types: setup
 	$(BIN)/mypy
+
+audit: setup
+	$(BIN)/python scripts/audit.py
 
 bench: setup
 	$(BIN)/python scripts/benchmark_kernels.py

@@ -56,7 +56,7 @@ def test_load_model_reads_pickles_only_when_told(tmp_path):
     folder = tiny_model_dir(tmp_path)
     (folder / "model.safetensors").unlink()
     torch.save(tiny_model().state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="allow pickle"):
+    with pytest.raises(ModelError, match="--allow-pickle"):
         load_model(folder)
     loaded = load_model(folder, allow_pickle=True)
     assert torch.equal(loaded.model.lm_head.weight, tiny_model().lm_head.weight)

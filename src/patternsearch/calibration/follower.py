@@ -39,6 +39,7 @@ def follow(request: CalibrationRequest, team: Team) -> None:
         device=team.device(request.device),
         dtype=request.dtype,
         trust_remote_code=request.trust_remote_code,
+        allow_pickle=request.allow_pickle,
         offline=request.offline,
         require_tokenizer=False,
         digests=False,

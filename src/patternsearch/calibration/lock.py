@@ -18,9 +18,14 @@ def exclusive(path: Path) -> Iterator[None]:
     """Hold the lock file at ``path``; the kernel frees it however the process ends.
 
     Raises:
-        InputError: another run holds it; the message says which.
+        InputError: another run holds it, and the message says which; or it cannot be made.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be made ({error.strerror}): choose an output you may write to"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

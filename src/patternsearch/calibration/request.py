@@ -39,6 +39,7 @@ class CalibrationRequest:
         dtype: name of a torch dtype; None is the checkpoint's on CUDA and float32 on the CPU.
         allow_extrapolation: lengths beyond the model's positions are allowed, and recorded.
         trust_remote_code: run code that comes with the checkpoint.
+        allow_pickle: read a checkpoint that has only ``.bin`` files (as plain tensors).
         offline: open no network connection; a hub id is looked up in the local cache only.
         fresh: discard scores that an earlier run left at this output.
     """
@@ -58,6 +59,7 @@ class CalibrationRequest:
     dtype: str | None = None
     allow_extrapolation: bool = False
     trust_remote_code: bool = False
+    allow_pickle: bool = False
     offline: bool = False
     fresh: bool = False
 

@@ -9,6 +9,7 @@ several processes the leader runs this, the others ``follower.follow``.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from patternsearch.calibration.request import CalibrationRequest, score_request
 from patternsearch.calibration.samples import Sample, draw_samples
 from patternsearch.calibration.shares import balanced_order, share_of
 from patternsearch.calibration.store import ScoresStore
-from patternsearch.errors import InputError
+from patternsearch.errors import InputError, PatternsearchError
 from patternsearch.model.fingerprints import fingerprint_heads
 from patternsearch.model.loading import LoadedModel, load_model
 from patternsearch.patterns.grids import Grid
@@ -154,6 +155,7 @@ def _run(
             device=team.device(request.device),
             dtype=request.dtype,
             trust_remote_code=request.trust_remote_code,
+            allow_pickle=request.allow_pickle,
             offline=request.offline,
             tensor_parallel=team.tp_size,
             progress=progress,
@@ -214,7 +216,8 @@ def _run(
             team.finish()
             team.wait(lambda ranks: meter.refresh(f"waiting for {ranks} ranks"))
     except BaseException:
-        write_run("running")
+        with suppress(PatternsearchError):  # the disk may be what failed
+            write_run("running")
         raise
     meter.finish()
     store.remove_other_parts(len(samples))

@@ -10,7 +10,8 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from patternsearch.errors import InputError, ScoresError
 from patternsearch.schema.files import write_atomic
 from patternsearch.schema.scores import SAMPLES_COLUMNS, ScoresFolder
 
-__all__ = ["ScoresStore"]
+__all__ = ["ScoresStore", "disk_errors"]
 
 RUN_FORMAT = "patternsearch/run"
 _MARK = b"patternsearch"
@@ -39,6 +40,22 @@ _LAYOUT = pa.schema(
         ("token_ids", pa.list_(pa.int32())),
     ]
 )
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a sentence.
+
+    Raises:
+        InputError: an :class:`OSError` arose in the body.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or folder} cannot be used ({error.strerror or error}): choose an "
+            "output you may write to, or mend the folder and run again; finished samples are kept"
+        ) from None
 
 
 class ScoresStore:
@@ -62,16 +79,19 @@ class ScoresStore:
             InputError: the path exists and is not a scores folder.
         """
         root = folder.root
-        if not root.exists():
-            return
-        if not root.is_dir():
-            raise InputError(f"{root} is a file, a folder is needed there: choose another output")
         known = {folder.scores.name, folder.samples.name, folder.run.name, ".lock"}
-        strange = sorted(
-            path.name
-            for path in root.iterdir()
-            if path.name not in known and not path.name.endswith(".tmp")
-        )
+        with disk_errors(root):
+            if not root.exists():
+                return
+            if not root.is_dir():
+                raise InputError(
+                    f"{root} is a file, a folder is needed there: choose another output"
+                )
+            strange = sorted(
+                path.name
+                for path in root.iterdir()
+                if path.name not in known and not path.name.endswith(".tmp")
+            )
         if strange:
             raise InputError(
                 f"{root} holds {strange[0]!r}, which patternsearch did not write: "
@@ -85,14 +105,17 @@ class ScoresStore:
             InputError: an earlier run had other arguments, each named, and ``fresh`` is False.
         """
         root = self.folder.root
-        if fresh and root.exists():
-            for path in (self.folder.run, self.folder.samples):
-                path.unlink(missing_ok=True)
-            shutil.rmtree(self.folder.scores, ignore_errors=True)
-        self.folder.scores.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        if not self.folder.run.exists():
-            if any(self.folder.scores.iterdir()):
+        with disk_errors(root):
+            if fresh and root.exists():
+                for path in (self.folder.run, self.folder.samples):
+                    path.unlink(missing_ok=True)
+                shutil.rmtree(self.folder.scores, ignore_errors=True)
+            self.folder.scores.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            is_new = not self.folder.run.exists()
+            holds_parts = any(self.folder.scores.iterdir())
+        if is_new:
+            if holds_parts:
                 raise InputError(
                     f"{root} holds scores but no run.json to say what they are of: "
                     "pass --fresh to discard them, or choose another output"
@@ -147,7 +170,8 @@ class ScoresStore:
 
     def has_samples(self) -> bool:
         """Return whether samples.parquet is there."""
-        return self.folder.samples.exists()
+        with disk_errors(self.folder.root):
+            return self.folder.samples.exists()
 
     def check_samples(self, samples: Sequence[Sample]) -> None:
         """Hold freshly drawn samples against the ones on disk.
@@ -199,7 +223,9 @@ class ScoresStore:
 
     def has_part(self, index: int, sample: Sample) -> bool:
         """Return whether a whole part of this sample and this request is on disk."""
-        for path in self._parts_of(index):
+        with disk_errors(self.folder.scores):
+            paths = self._parts_of(index)
+        for path in paths:
             try:
                 content = path.read_bytes()
                 metadata = pq.read_schema(io.BytesIO(content)).metadata or {}
@@ -215,17 +241,19 @@ class ScoresStore:
         """Write the scores of one finished sample."""
         content = _parquet(table, {_MARK: self._part_mark(sample)})
         path = self._part_path(index, content)
-        for other in self._parts_of(index):
-            if other != path:
-                other.unlink()
+        with disk_errors(self.folder.scores):
+            for other in self._parts_of(index):
+                if other != path:
+                    other.unlink(missing_ok=True)
         write_atomic(path, content)
 
     def remove_other_parts(self, num_samples: int) -> None:
         """Remove files in the scores folder that are no part of this run."""
-        wanted = {path for index in range(num_samples) for path in self._parts_of(index)}
-        for path in self.folder.scores.iterdir():
-            if path not in wanted:
-                path.unlink()
+        with disk_errors(self.folder.scores):
+            wanted = {path for index in range(num_samples) for path in self._parts_of(index)}
+            for path in self.folder.scores.iterdir():
+                if path not in wanted:
+                    path.unlink()
 
     def _parts_of(self, index: int) -> list[Path]:
         return sorted(self.folder.scores.glob(f"{self.folder.part_prefix(index)}*.parquet"))

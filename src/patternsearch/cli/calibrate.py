@@ -117,6 +117,14 @@ def calibrate(
         ),
     ] = False,
     trust_remote_code: TrustOpt = False,
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle",
+            help="Read a checkpoint that has only .bin files, as plain tensors.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
     offline: OfflineOpt = False,
     log_json: Annotated[
         bool,
@@ -155,6 +163,7 @@ def calibrate(
         dtype=dtype,
         allow_extrapolation=allow_extrapolation,
         trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
         offline=offline,
         fresh=not resume,
     )

@@ -105,7 +105,7 @@ def _folder(name: str, folder: Path, allow_pickle: bool, weights: bool) -> Model
         if kind == "pytorch" and not allow_pickle:
             raise ModelError(
                 f"{folder} has only .bin weights, which are pickles; convert them to safetensors "
-                "or allow pickle explicitly (they are then read with weights_only=True)"
+                "or allow pickle explicitly with --allow-pickle (read with weights_only=True)"
             )
         return ModelSource(name, folder, "pytorch" if kind == "pytorch" else "safetensors", files)
     if weights:
