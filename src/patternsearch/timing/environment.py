@@ -11,7 +11,7 @@ __all__ = ["describe_environment", "package_version"]
 
 _PACKAGES = (
     "torch", "triton", "transformers", "datasets", "pydantic", "pandas", "pyarrow",
-    "safetensors", "plotly", "flash-attn-4",
+    "safetensors", "flash-attn-4",
 )  # fmt: skip
 
 
