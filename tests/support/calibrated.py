@@ -8,7 +8,7 @@ from patternsearch.calibration.request import CalibrationRequest
 from patternsearch.schema.scores import scores_folder_of
 from patternsearch.selection.options import SelectionOptions
 
-OUTSIDE_THE_COMPARISON = ("timings", "dates")
+OUTSIDE_THE_COMPARISON = ("timings", "dates", "ranks")
 """Keys of run.json that may differ between two runs of the same request."""
 
 
@@ -33,7 +33,7 @@ def snapshot(output):
     files.update({path.name: path.read_bytes() for path in sorted(folder.scores.iterdir())})
     run = json.loads(folder.run.read_text())
     for name in OUTSIDE_THE_COMPARISON:
-        run.pop(name)
+        run.pop(name, None)
     files["run"] = json.dumps(run, sort_keys=True).encode()
     return files
 

@@ -1,6 +1,7 @@
 """Runs over several processes: the files of one process, and an end that loses nothing."""
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -46,6 +47,11 @@ def test_two_processes_write_the_files_of_one(model, alone, tmp_path):
     assert '"event": "end", "task": "calibrate"' in err
     assert advances
     assert err.count('"event": "start", "task": "calibrate"') == 1
+    assert "tokens/s" in err
+    assert ", layer " in err
+    ranks = json.loads(scores_folder_of(output).run.read_text())["ranks"]
+    assert [rank["samples"] for rank in ranks] == [2, 2]
+    assert all(rank["seconds"]["score"] > 0 for rank in ranks)
 
 
 @pytest.mark.slow

@@ -130,10 +130,17 @@ class Team:
         """Return the work and the tokens that all copies have counted."""
         return self.store.add("work", 0) * _UNIT, self.store.add("tokens", 0)
 
-    def finish(self) -> None:
-        """Say that this process has done its share."""
+    def finish(self, report: dict[str, Any]) -> None:
+        """Say that this process has done its share, with a JSON report for :meth:`reports`."""
         if self.store is not None:
+            self.store.set(f"report{self.rank}", json.dumps(report))
             self.store.add("finished", 1)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return the report of every process, by rank, after :meth:`wait`; none if alone."""
+        if self.store is None:
+            return []
+        return [json.loads(self.store.get(f"report{rank}")) for rank in range(self.size)]
 
     def num_unfinished(self) -> int:
         """Return how many processes are still at work."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team
-from patternsearch.calibration.loop import Meter, score_share
+from patternsearch.calibration.loop import Meter, rank_report, score_share
 from patternsearch.calibration.request import CalibrationRequest
 from patternsearch.calibration.shares import share_of
 from patternsearch.calibration.store import ScoresStore
@@ -58,13 +58,15 @@ def follow(request: CalibrationRequest, team: Team) -> None:
     samples = store.read_samples()
     if team.copy == 0:  # the leader's copy of the model: its ranks run in step
         fingerprint_heads(loaded, seed=plan["fingerprint_seed"])
+    clock = PhaseClock(loaded.device)
+    share = share_of(plan["order"], team.copy, team.num_copies)
     score_share(
         samples,
-        share_of(plan["order"], team.copy, team.num_copies),
+        share,
         store=store,
         loaded=loaded,
         scorer=scorer,
-        clock=PhaseClock(loaded.device),
+        clock=clock,
         meter=Meter(team, loaded, Silent(), 0.0),
     )
-    team.finish()
+    team.finish(rank_report(loaded, clock, share))

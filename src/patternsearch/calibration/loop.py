@@ -4,6 +4,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from patternsearch.progress import Progress
 from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.table import sample_table
 
-__all__ = ["Meter", "score_share"]
+__all__ = ["Meter", "rank_report", "score_share"]
 
 _TASK = "calibrate"
 
@@ -126,3 +127,14 @@ def score_share(
             )
         with clock.phase("write"):
             store.write_part(index, sample, table)
+
+
+def rank_report(loaded: LoadedModel, clock: PhaseClock, share: Sequence[int]) -> dict[str, Any]:
+    """Return what a process spent: samples, seconds by phase, and the GPU's peak in bytes."""
+    is_cuda = loaded.device.type == "cuda"
+    return {
+        "device": str(loaded.device),
+        "samples": len(share),
+        "seconds": dict(clock.seconds),
+        "peak_bytes": torch.cuda.max_memory_allocated(loaded.device) if is_cuda else None,
+    }

@@ -20,7 +20,7 @@ from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team
 from patternsearch.calibration.estimate import WorkEstimate, estimate_work, sample_work
 from patternsearch.calibration.lock import exclusive
-from patternsearch.calibration.loop import Meter, score_share
+from patternsearch.calibration.loop import Meter, rank_report, score_share
 from patternsearch.calibration.plan import ResolvedRecipe, resolve
 from patternsearch.calibration.recipes import HubSource, Recipe, load_recipe, recipe_path
 from patternsearch.calibration.request import CalibrationRequest, score_request
@@ -200,12 +200,13 @@ def _run(
     if len(waiting) < len(samples):
         note(f"{len(samples) - len(waiting)} of {len(samples)} samples are already scored")
     note(_estimate(inputs, loaded, team, [samples[i] for i in waiting], clock).sentence())
+    share = share_of(order, team.copy, team.num_copies) if team.size > 1 else waiting
     meter = Meter(team, loaded, progress, sum(work))
     meter.start()
     try:
         score_share(
             samples,
-            share_of(order, team.copy, team.num_copies) if team.size > 1 else waiting,
+            share,
             store=store,
             loaded=loaded,
             scorer=scorer,
@@ -213,7 +214,7 @@ def _run(
             meter=meter,
         )
         with clock.phase("wait"):
-            team.finish()
+            team.finish(rank_report(loaded, clock, share))
             team.wait(lambda ranks: meter.refresh(f"waiting for {ranks} ranks"))
     except BaseException:
         with suppress(PatternsearchError):  # the disk may be what failed
@@ -229,6 +230,8 @@ def _run(
         provenance=_provenance(document, scorer_backend),
     )
     document.update(record.model_dump(mode="json"))
+    if team.size > 1:
+        document["ranks"] = team.reports()
     write_run("complete")
     return CalibrationRun(
         folder=folder,
