@@ -235,6 +235,11 @@ def _model_copy(team: Team, store: Any, device: str) -> Iterator[None]:
     from torch.distributed.distributed_c10d import PrefixStore
 
     is_cuda = device.startswith("cuda")
+    if torch.cuda.is_available() and not is_cuda:
+        raise InputError(
+            f"--device {device} with --tp-ranks {team.tp_size}: transformers puts tensor-parallel "
+            "ranks on the GPUs where there are some: pass --device cuda"
+        )
     if is_cuda:
         torch.cuda.set_device(team.local_rank)
     dist.init_process_group(
