@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from patternsearch.errors import EnvironmentLacks, InputError
 from patternsearch.kernels.score.lse import attention_with_lse, lse_backends
 from support.closeness import assert_close

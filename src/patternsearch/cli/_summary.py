@@ -76,8 +76,10 @@ def calibration_summary(outcome: "CalibrationOutcome") -> list[Any]:
         f"config    {outcome.config_path}",
         f"scores    {outcome.run.folder.root}",
         f"next      patternsearch show {outcome.config_path}",
-        f"          patternsearch report {outcome.config_path} -o "
-        f"{outcome.config_path.with_suffix('.html')}",
+        (
+            f"          patternsearch report {outcome.config_path} -o "
+            f"{outcome.config_path.with_suffix('.html')}"
+        ),
     ]
     if not selected.record.measured:
         lines.append(

@@ -2,8 +2,8 @@
 """The correctness gate: nothing is timed before it has given the right output in the same run."""
 
 from collections.abc import Iterator
-
 from dataclasses import replace
+
 import torch
 from torch import Tensor
 
