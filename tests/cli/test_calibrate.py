@@ -74,7 +74,7 @@ BAD = {
     ),
     "no gpu": (["{model}", "-o", "c.yaml", "--device", "cuda:7"], 3, "cuda"),
     "bad timings": (
-        [*["{model}", "-o", "c.yaml", "--recipe", "smoke", "--grid", "smoke", "--timings"], "{empty}/t"],
+        ["{model}", "-o", "c.yaml", *SMALL[:4], "--timings", "{empty}/t"],
         2,
         "does not exist",
     ),
