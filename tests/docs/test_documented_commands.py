@@ -37,6 +37,7 @@ candidates:
 EVALUATING = {"new-model", "fine-tune"}
 """Pages whose commands run the model many times."""
 MAY_SAY_NO = {"validate", "diff", "evaluate"}
+OTHER_PROGRAMS = {"torchrun"}
 
 
 def commands(page):
@@ -48,7 +49,8 @@ def commands(page):
 
 def inline_options(page):
     """(command, option) pairs such as `select --dense-layers` in running text."""
-    return re.findall(r"`(?:patternsearch )?([a-z]+) (--[a-z-]+)", page.read_text())
+    pairs = re.findall(r"`(?:patternsearch )?([a-z]+) (--[a-z-]+)", page.read_text())
+    return [pair for pair in pairs if pair[0] not in OTHER_PROGRAMS]
 
 
 DOCUMENTED = [(page, line) for page in PAGES for line in commands(page)]
