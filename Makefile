@@ -42,8 +42,11 @@ types: setup
 audit: setup
 	$(BIN)/python scripts/audit.py
 
+# On a CUDA machine: correctness first, then kernels beside dense attention; rows go to out/.
 bench: setup
-	$(BIN)/python scripts/benchmark_kernels.py
+	@mkdir -p out
+	PYTHONPATH=tests $(BIN)/python scripts/bench_score.py -o out/score.csv --lengths 32768 131072
+	$(BIN)/python scripts/bench_attend.py --csv out/attend.csv
 
 docs: setup
 	$(BIN)/python scripts/generate_reference.py
