@@ -2,10 +2,11 @@
 """Assembly of the command line: one module per command, errors to exit codes.
 
 Importing this module loads neither torch nor datasets; a command imports its library function
-when it runs.
+when it runs. A run imports only the module of the command that it names; ``app`` has them all.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 
 import typer
@@ -34,17 +35,9 @@ COMMAND_MODULES = (
 )
 """Modules of this package in the order of the help; each has ``register(app)``."""
 
-app = typer.Typer(
-    name="patternsearch",
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help=(
-        "Decide, prove and keep honest the sparse-attention pattern of every head.\n\n"
-        "Example: patternsearch calibrate ./Llama-3.1-8B -o llama.yaml"
-    ),
-)
+
+app: typer.Typer
+"""The whole program; assembled when first asked for."""
 
 
 def _version(value: bool) -> None:
@@ -53,7 +46,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: bool = typer.Option(
@@ -67,14 +59,43 @@ def _root(
         Output().show(*workflow())
 
 
-for _name in COMMAND_MODULES:
-    import_module(f"patternsearch.cli.{_name}").register(app)
+def _assemble(modules: Sequence[str]) -> typer.Typer:
+    """Return the program with the commands of these modules."""
+    program = typer.Typer(
+        name="patternsearch",
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help=(
+            "Decide, prove and keep honest the sparse-attention pattern of every head.\n\n"
+            "Example: patternsearch calibrate ./Llama-3.1-8B -o llama.yaml"
+        ),
+    )
+    program.callback()(_root)
+    for name in modules:
+        import_module(f"patternsearch.cli.{name}").register(program)
+    return program
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name == "app":
+        return _assemble(COMMAND_MODULES)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _modules_for(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return the module of the command that the arguments begin with, else all."""
+    named = [name for name in COMMAND_MODULES if arguments and arguments[0] == name.rstrip("_")]
+    # A Typer program of a single command would take its name for an argument: env goes along.
+    return (*named, "env") if named and named != ["env"] else COMMAND_MODULES
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the program; never shows a traceback for an error the user can act on."""
     try:
-        app(args=argv)
+        arguments = sys.argv[1:] if argv is None else argv
+        _assemble(_modules_for(arguments))(args=argv)
     except PatternsearchError as error:
         stderr_console().print(f"error: {error}", markup=False, soft_wrap=True, style="red")
         sys.exit(error.exit_code)
