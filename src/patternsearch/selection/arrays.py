@@ -180,9 +180,10 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
         table = pq.read_table(
             path, columns=[*columns, *bounds], read_dictionary=text, memory_map=True
         )
-    except (pa.ArrowException, OSError) as error:
+        # Damaged text shows only when it is converted.
+        frame: pd.DataFrame = table.to_pandas()
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ScoresError(f"{path} cannot be read as Parquet ({error}): {REDO}") from error
-    frame: pd.DataFrame = table.to_pandas()
     return frame
 
 
