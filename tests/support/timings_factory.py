@@ -100,6 +100,7 @@ def timing_table(rows=None, **changes):
         "is_quick": False,
         "settings": (),
         "rows": rows if rows is not None else timing_rows(),
+        "skipped": (),
         "errors": (),
         **changes,
     }

@@ -22,7 +22,13 @@ from patternsearch.timing.clocks import Timing, WallClock
 from patternsearch.timing.gate import check_kernels
 from patternsearch.timing.model import TimeModel
 from patternsearch.timing.table import dump_timings, kernel_digest, load_timings
-from patternsearch.timing.workload import DenseBackend, ProjectKernels, dense_backends, make_inputs
+from patternsearch.timing.workload import (
+    DenseBackend,
+    ProjectKernels,
+    dense_backends,
+    make_inputs,
+    running_backends,
+)
 
 CPU = torch.device("cpu")
 TINY = Plan(
@@ -195,13 +201,10 @@ def test_dense_backend_that_fails_gives_way_to_its_other_form(monkeypatch):
     plain = dense_backends(CPU)[0]
     repeated = workload._repeated(None)
     broken = DenseBackend("broken", fails, DenseBackend("broken_repeated_kv", repeated))
-    monkeypatch.setattr("patternsearch.timing.bench.dense_backends", lambda device: [broken, plain])
+    monkeypatch.setattr(workload, "dense_backends", lambda device: [broken, plain])
     notes = []
-    session = Session(
-        plan=TINY, device=CPU, clock=WallClock(), kernels=ProjectKernels("torch"),
-        note=notes.append,
-    )  # fmt: skip
-    names = [backend.name for backend in session._running_backends(32)]
+    found = running_backends(32, torch.float32, CPU, notes.append)
+    names = [backend.name for backend in found]
     assert names == ["broken_repeated_kv", "sdpa_math"]
     assert notes == ["broken does not run at head_dim 32: No available kernel."]
     q, k, v = make_inputs(100, 32, 4, 2, torch.float32, CPU)[0]

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a timing table: correctness first, then every case, then the fit's own error."""
+"""Measures a timing table: correctness first, then every case, then the fit's own error.
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+What this machine cannot run is skipped and said in the table; what was measured before a run died
+is kept and not measured again.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,18 +22,21 @@ from patternsearch.patterns.candidates import (
     Dense,
     VerticalSlashLastQ,
     VerticalSlashSpread,
+    describe,
 )
 from patternsearch.patterns.geometry import effective_blocks, effective_vertical
 from patternsearch.progress import Progress, Silent
 from patternsearch.timing.cases import Case, Plan, cases
 from patternsearch.timing.clocks import Clock, CudaClock, Timing
-from patternsearch.timing.devices import gpu_state, require_cuda
+from patternsearch.timing.devices import require_cuda
 from patternsearch.timing.environment import package_version
+from patternsearch.timing.execution import launch_tuning
 from patternsearch.timing.gate import check_kernels
+from patternsearch.timing.journal import Journal
+from patternsearch.timing.machine import Machine
 from patternsearch.timing.model import held_out_errors
 from patternsearch.timing.table import (
-    Clocks,
-    LaunchSetting,
+    Skipped,
     TimingRow,
     TimingTable,
     kernel_digest,
@@ -40,42 +48,71 @@ from patternsearch.timing.workload import (
     Inputs,
     LayerKernels,
     ProjectKernels,
-    dense_backends,
-    device_memory,
+    device_limits,
     make_inputs,
+    running_backends,
 )
 
 __all__ = ["run_bench"]
 
-_PACKAGES = ("torch", "triton", "flash-attn-4")
+_Result = TypeVar("_Result")
 
 
 def run_bench(
-    plan: Plan, *, progress: Progress | None = None, note: Callable[[str], None] | None = None
+    plan: Plan,
+    *,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    journal: Path | None = None,
 ) -> TimingTable:
     """Measure this machine's GPU.
 
     Args:
         plan: which shapes.
         progress: receives the tasks ``check`` and ``measure``.
-        note: told one line each what a person should know: a backend that does not run here.
+        note: told one line each what a person should know: a backend that does not run here, a
+            case that was skipped.
+        journal: file that keeps what is measured until the table is done, so that the same call
+            continues a run that died; None keeps nothing.
 
     Raises:
-        EnvironmentLacks: no CUDA GPU, or not enough of its memory.
+        EnvironmentLacks: no CUDA GPU, or no head_dim of the plan runs on it.
         CheckFailed: a kernel is wrong; nothing is measured.
         InputError: the plan is empty or its heads do not divide.
     """
     require_cuda("measuring times")
+    say = note or (lambda _: None)
+    device = torch.device("cuda", torch.cuda.current_device())
     session = Session(
         plan=plan,
-        device=torch.device("cuda", torch.cuda.current_device()),
+        device=device,
         clock=CudaClock(),
         kernels=ProjectKernels(),
         others=(ProjectKernels("flash4"),) if package_version("flash-attn-4") else (),
         progress=progress or Silent(),
-        note=note or (lambda _: None),
+        note=say,
+        journal=Journal(journal, Machine(device).header(plan), say),
     )
     return session.table()
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is being measured, named as in :class:`patternsearch.timing.table.Skipped`."""
+
+    op: str
+    backend: str | None
+    head_dim: int
+    num_tokens: int
+    case: str
+
+    @property
+    def name(self) -> str:
+        """One line for people and for the journal."""
+        with_what = f" with {self.backend}" if self.backend else ""
+        return (
+            f"{self.op}{with_what}, head_dim {self.head_dim}, {self.num_tokens} tokens, {self.case}"
+        )
 
 
 @dataclass
@@ -90,15 +127,17 @@ class Session:
         others: further backends, timed on the same plans where they have a kernel.
         progress: receives progress.
         note: told one line each.
+        journal: keeps what is measured.
     """
 
     plan: Plan
     device: torch.device
     clock: Clock
-    kernels: LayerKernels
+    kernels: ProjectKernels
     others: tuple[LayerKernels, ...] = ()
     progress: Progress = field(default_factory=Silent)
     note: Callable[[str], None] = lambda _: None
+    journal: Journal = field(default_factory=Journal)
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -110,31 +149,31 @@ class Session:
                 f"heads: give a multiple"
             )
         self._dtype = _dtype(plan.dtype)
-        self._rows: dict[str, TimingRow] = {}
         self._others: dict[int, list[LayerKernels]] = {}
-        self._clocks: list[int] = []
-        self._memory_mhz: int | None = None
-        self._driver: str | None = None
+        self._machine = Machine(self.device)
 
     def table(self) -> TimingTable:
         """Check, measure and seal."""
         backends = self._check()
-        settings: list[LaunchSetting] = []
         lengths = sorted({*self.plan.lengths, *self.plan.held_out_lengths})
-        total = len(self.plan.head_dims) * sum(len(list(cases(n, self.plan))) for n in lengths)
+        total = len(backends) * sum(len(list(cases(n, self.plan))) for n in lengths)
         self.progress.start("measure", total, "cases")
-        for head_dim in self.plan.head_dims:
-            settings += tune(self.kernels, self.clock, self.plan, head_dim, self.device)
+        untuned = self.kernels
+        for head_dim, dense in backends.items():
+            self._tune(untuned, head_dim)
             for n in lengths:
-                self._look_at_clocks()
-                self._measure_length(n, head_dim, backends[head_dim])
+                self._machine.look()
+                self._measure_length(n, head_dim, dense)
         self.progress.finish("measure")
+        if not self.journal.rows:
+            raise EnvironmentLacks("nothing could be measured: see the notes above")
         parts: dict[str, Any] = {
-            **self._machine(),
+            **self._machine.facts(),
             "kernel_sha256": kernel_digest(),
             "is_quick": self.plan.is_quick,
-            "settings": tuple(settings),
-            "rows": tuple(self._rows.values()),
+            "settings": tuple(self.journal.settings),
+            "rows": tuple(self.journal.rows.values()),
+            "skipped": tuple(self.journal.skipped),
             "errors": (),
         }
         return sealed(**{**parts, "errors": held_out_errors(sealed(**parts))})
@@ -142,19 +181,29 @@ class Session:
     # --- steps -----------------------------------------------------------------------------
 
     def _check(self) -> dict[int, list[DenseBackend]]:
-        """Run the correctness gate; return the dense backends that run at each head_dim."""
+        """Run the correctness gate; return the dense backends of each head_dim that runs."""
         found: dict[int, list[DenseBackend]] = {}
         self.progress.start("check", len(self.plan.head_dims), "head dims")
         for head_dim in self.plan.head_dims:
-            found[head_dim] = list(self._running_backends(head_dim))
+            backends = list(running_backends(head_dim, self._dtype, self.device, self.note))
             shape: dict[str, Any] = {
                 "head_dim": head_dim, "dtype": self._dtype, "device": self.device,
             }  # fmt: skip
-            check_kernels(self.kernels, found[head_dim], **shape)
+            try:
+                with device_limits(self.device, f"head_dim {head_dim}"):
+                    check_kernels(self.kernels, backends, **shape)
+            except EnvironmentLacks as error:
+                if len(self.plan.head_dims) == 1:
+                    raise
+                self.note(f"head_dim {head_dim} is left out: {error}")
+                self.progress.advance("check", 1, f"head_dim {head_dim}")
+                continue
+            found[head_dim] = backends
             self._others[head_dim] = []
             for kernels in self.others:
                 try:
-                    check_kernels(kernels, [], **shape)
+                    with device_limits(self.device, kernels.name):
+                        check_kernels(kernels, [], **shape)
                 except EnvironmentLacks as error:
                     self.note(f"{kernels.name} is left out at head_dim {head_dim}: {error}")
                 else:
@@ -163,160 +212,159 @@ class Session:
         self.progress.finish("check")
         return found
 
-    def _running_backends(self, head_dim: int) -> Iterator[DenseBackend]:
-        q, k, v = make_inputs(256, head_dim, 4, 2, self._dtype, self.device)[0]
-        waiting = dense_backends(self.device)
-        while waiting:
-            backend = waiting.pop(0)
-            try:
-                backend.run(q, k, v, head_dim**-0.5)
-            except (RuntimeError, AssertionError, NotImplementedError) as error:
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason"
-                self.note(f"{backend.name} does not run at head_dim {head_dim}: {reason}")
-                if backend.otherwise is not None:
-                    waiting.insert(0, backend.otherwise)
-            else:
-                yield backend
+    def _tune(self, kernels: ProjectKernels, head_dim: int) -> None:
+        """Find how to launch at this head_dim; everything after is measured that way."""
+        known = {(s.head_dim, s.tile, s.has_columns) for s in self.journal.settings}
+        try:
+            with device_limits(self.device, f"tuning at head_dim {head_dim}"):
+                for settings in tune(kernels, self.clock, self.plan, head_dim, self.device, known):
+                    self.journal.add_settings(settings)
+        except EnvironmentLacks as error:
+            self.note(f"launch shapes are not compared: {error}")
+        tuning = launch_tuning(self.journal.settings)
+        self.kernels = replace(kernels, tuning=tuning or None)
 
     def _measure_length(self, n: int, head_dim: int, dense: list[DenseBackend]) -> None:
         plan = self.plan
         heads = (plan.num_query_heads, plan.num_kv_heads)
-        with device_memory(self.device, f"{heads[0]} heads of {head_dim} at {n} tokens"):
-            inputs = make_inputs(n, head_dim, *heads, self._dtype, self.device)
-            for case in cases(n, plan):
+        what = f"{heads[0]} heads of {head_dim} at {n} tokens"
+        inputs = self._try(
+            Attempt("inputs", None, head_dim, n, what),
+            lambda: make_inputs(n, head_dim, *heads, self._dtype, self.device),
+        )
+        for case in cases(n, plan):
+            if inputs is not None:
                 if isinstance(case.candidate, Dense):
                     self._measure_dense(case, n, head_dim, inputs, dense)
                 else:
                     self._measure_sparse(case, n, head_dim, inputs)
-                self.progress.advance("measure", 1, f"head_dim {head_dim}, {n} tokens")
+            self.progress.advance("measure", 1, f"head_dim {head_dim}, {n} tokens")
+        del inputs
+        self._free()
 
     def _measure_dense(
         self, case: Case, n: int, head_dim: int, inputs: Inputs, backends: list[DenseBackend]
     ) -> None:
         scale = head_dim**-0.5
         for backend in backends:
+            what = Attempt("dense", backend.name, head_dim, n, "dense")
             run = partial(_call, backend.run, inputs, scale)
-            self._add("dense", backend.name, n, head_dim, case.held_out, self.clock.measure(run))
-        plan = self._build(case.candidate, inputs, scale)
-        run = partial(_attend, self.kernels, inputs, scale, plan)
-        timing = self.clock.measure(run)
-        self._add("dense", self.kernels.name, n, head_dim, case.held_out, timing)
+            self._measure(what, case.held_out, run)
+        what = Attempt("dense", self.kernels.name, head_dim, n, "dense")
+        plan = self._try(what, lambda: self._build(case.candidate, inputs, scale))
+        if plan is not None:
+            self._measure(what, case.held_out, partial(_attend, self.kernels, inputs, scale, plan))
 
     def _measure_sparse(self, case: Case, n: int, head_dim: int, inputs: Inputs) -> None:
         candidate, scale = case.candidate, head_dim**-0.5
         assert not isinstance(candidate, Dense)
+        text = describe(candidate)
         if case.measures_index:
-            rows, budget = _index_features(candidate, n)
-            values: dict[str, Any] = {"tile": candidate.tile, "rows": rows, "budget": budget}
-            estimator = getattr(candidate, "estimator", None)
-            op = f"index_{estimator}"
-            if self._is_new(op, n, head_dim, case.held_out, **values):
-                timing = self.clock.measure(
-                    lambda i: self._build(candidate, inputs, scale, repetition=i)
-                )
-                self._add(op, self.kernels.name, n, head_dim, case.held_out, timing, **values)
-        if case.measures_kernel:
-            plan = self._build(candidate, inputs, scale)
-            counts = plan.counts()
-            values = {
-                "tile": candidate.tile,
-                "tiles": round(float(counts.tiles.double().mean()), 3),
-                "columns": round(float(counts.columns.double().mean()), 3),
-            }
-            op = f"attend_{candidate.kind}"
-            if self._is_new(op, n, head_dim, case.held_out, **values):
-                for kernels in (self.kernels, *self._others[head_dim]):
-                    if kernels.runs(candidate):
-                        run = partial(_attend, kernels, inputs, scale, plan)
-                        timing = self.clock.measure(run)
-                        self._add(op, kernels.name, n, head_dim, case.held_out, timing, **values)
+            self._measure_index(candidate, case.held_out, n, head_dim, inputs)
+        if not case.measures_kernel:
+            return
+        what = Attempt(f"attend_{candidate.kind}", self.kernels.name, head_dim, n, text)
+        plan = self._try(what, lambda: self._build(candidate, inputs, scale))
+        if plan is None:
+            return
+        counts = plan.counts()
+        values = {
+            "tile": candidate.tile,
+            "tiles": round(float(counts.tiles.double().mean()), 3),
+            "columns": round(float(counts.columns.double().mean()), 3),
+        }
+        for kernels in (self.kernels, *self._others[head_dim]):
+            if kernels.runs(candidate):
+                run = partial(_attend, kernels, inputs, scale, plan)
+                mine = replace(what, backend=kernels.name)
+                self._measure(mine, case.held_out, run, **values)
+
+    def _measure_index(
+        self, candidate: Candidate, held_out: bool, n: int, head_dim: int, inputs: Inputs
+    ) -> None:
+        """Time an index of as many heads as share one in a layer of mixed patterns."""
+        heads = (self.plan.num_index_query_heads, self.plan.num_index_kv_heads)
+        rows, budget = _index_features(candidate, n)
+        op = f"index_{getattr(candidate, 'estimator', None)}"
+        some = inputs.part(*heads)
+        self._measure(
+            Attempt(op, self.kernels.name, head_dim, n, describe(candidate)),
+            held_out,
+            lambda i: self._build(candidate, some, head_dim**-0.5, repetition=i),
+            num_query_heads=heads[0],
+            num_kv_heads=heads[1],
+            tile=getattr(candidate, "tile", None),
+            rows=rows,
+            budget=budget,
+        )
 
     def _build(
         self, candidate: Candidate, inputs: Inputs, scale: float, repetition: int = 0
     ) -> AttendPlan:
         q, k, _ = inputs[repetition]
-        return self.kernels.plan([candidate] * self.plan.num_query_heads, q, k, scale)
+        return self.kernels.plan([candidate] * q.shape[1], q, k, scale)
 
     # --- bookkeeping -----------------------------------------------------------------------
 
+    def _measure(
+        self, what: Attempt, held_out: bool, run: Callable[[int], object], **values: Any
+    ) -> None:
+        """Time a call and keep the row, unless the same was measured before."""
+        known = (self._row(what, held, None, values) for held in (False, held_out))
+        if any(row.identity() in self.journal.rows for row in known):
+            return
+        timing = self._try(what, lambda: self.clock.measure(run))
+        if timing is not None:
+            self.journal.add_row(self._row(what, held_out, timing, values))
+
     def _row(
-        self,
-        op: str,
-        backend: str,
-        n: int,
-        head_dim: int,
-        held_out: bool,
-        timing: Timing,
-        **values: Any,
+        self, what: Attempt, held_out: bool, timing: Timing | None, values: dict[str, Any]
     ) -> TimingRow:
+        """Return a row; without a timing, one to compare identities with."""
         parts: dict[str, Any] = {
-            "op": op,
-            "backend": backend,
+            "op": what.op,
+            "backend": what.backend,
             "dtype": self.plan.dtype,
-            "head_dim": head_dim,
-            "num_tokens": n,
+            "head_dim": what.head_dim,
+            "num_tokens": what.num_tokens,
             "num_query_heads": self.plan.num_query_heads,
             "num_kv_heads": self.plan.num_kv_heads,
             **dict.fromkeys(("tile", "rows", "budget", "tiles", "columns")),
             "held_out": held_out,
-            "repetitions": timing.repetitions,
-            "p20_ms": timing.p20_ms,
-            "p50_ms": timing.p50_ms,
-            "p80_ms": timing.p80_ms,
+            **asdict(timing or Timing(1.0, 1.0, 1.0, 1)),
             **values,
         }
         return TimingRow.model_validate(parts)
 
-    def _is_new(self, op: str, n: int, head_dim: int, held_out: bool, **values: Any) -> bool:
-        """Return whether neither a row of the fit nor a held-out one measures the same."""
-        probe = Timing(1.0, 1.0, 1.0, 1)
-        return not any(
-            self._row(op, self.kernels.name, n, head_dim, held, probe, **values).identity()
-            in self._rows
-            for held in (False, held_out)
-        )
+    def _try(self, what: Attempt, run: Callable[[], _Result]) -> _Result | None:
+        """Run something, or say in the table why it is missing and return None."""
+        name = what.name
+        try:
+            if self.journal.died_on(name):
+                raise EnvironmentLacks(f"{name}: earlier runs died while they measured it")
+            self.journal.start(name)
+            with device_limits(self.device, name):
+                result = run()
+        except EnvironmentLacks as error:
+            self._free()
+            self.note(f"skipped: {error}")
+            self.journal.add_skipped(
+                Skipped(
+                    op=what.op,
+                    backend=what.backend,
+                    head_dim=what.head_dim,
+                    num_tokens=what.num_tokens,
+                    case=what.case,
+                    reason=str(error),
+                )
+            )
+            return None
+        self.journal.finish(name)
+        return result
 
-    def _add(
-        self,
-        op: str,
-        backend: str,
-        n: int,
-        head_dim: int,
-        held_out: bool,
-        timing: Timing,
-        **values: Any,
-    ) -> None:
-        row = self._row(op, backend, n, head_dim, held_out, timing, **values)
-        self._rows[row.identity()] = row
-
-    def _look_at_clocks(self) -> None:
-        if self.device.type != "cuda":
-            return
-        state = gpu_state(self.device.index or 0)
-        self._driver = state.driver
-        self._memory_mhz = state.memory_mhz
-        if state.sm_mhz:
-            self._clocks.append(state.sm_mhz)
-
-    def _machine(self) -> dict[str, Any]:
-        self._look_at_clocks()
+    def _free(self) -> None:
         if self.device.type == "cuda":
-            properties = torch.cuda.get_device_properties(self.device)
-            name, capability = properties.name, f"{properties.major}.{properties.minor}"
-        else:
-            name, capability = self.device.type, "none"
-        versions = {package: package_version(package) for package in _PACKAGES}
-        return {
-            "device": name,
-            "compute_capability": capability,
-            "driver": self._driver,
-            "clocks": Clocks(
-                sm_mhz_min=min(self._clocks, default=None),
-                sm_mhz_max=max(self._clocks, default=None),
-                memory_mhz=self._memory_mhz,
-            ),
-            "versions": {**versions, "cuda": torch.version.cuda},
-        }
+            torch.cuda.empty_cache()
 
 
 def _call(run: Callable[..., Tensor], inputs: Inputs, scale: float, repetition: int) -> Tensor:

@@ -44,6 +44,16 @@ class Plan:
     num_kv_heads: int = 8
     is_quick: bool = False
 
+    @property
+    def num_index_kv_heads(self) -> int:
+        """Kv heads of one index launch: a layer's heads run several patterns, each its own."""
+        return max(1, self.num_kv_heads // 4)
+
+    @property
+    def num_index_query_heads(self) -> int:
+        """Query heads of one index launch."""
+        return self.num_index_kv_heads * (self.num_query_heads // self.num_kv_heads)
+
 
 FULL = Plan(
     lengths=(1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),

@@ -13,12 +13,22 @@ __all__ = ["Clock", "CudaClock", "Timing", "WallClock"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Percentiles of the repetitions, milliseconds."""
+    """Percentiles of the repetitions, milliseconds.
+
+    Attributes:
+        p20_ms: a fifth of the repetitions took at most this.
+        p50_ms: the median.
+        p80_ms: four fifths took at most this.
+        repetitions: how many there were.
+        host_ms: median time that the host needed to launch a call; None where the call itself is
+            what the host does.
+    """
 
     p20_ms: float
     p50_ms: float
     p80_ms: float
     repetitions: int
+    host_ms: float | None = None
 
 
 class Clock(Protocol):
@@ -30,46 +40,68 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CudaClock:
-    """CUDA events around each call; the host does not wait between calls.
+    """CUDA events around each call, launched while the GPU is kept busy.
+
+    In a model the host runs ahead of the GPU, so what a layer costs is the GPU's time and not the
+    host's. Each repetition therefore waits behind a spinning kernel until the host has launched
+    all of it. What the launches take is measured beside it.
 
     Attributes:
-        warm_up: calls before the first timed one; the first compiles.
         budget_ms: time to spend on repetitions.
-        least: repetitions at least.
+        least: repetitions at least, of calls shorter than ``long_ms``.
         most: repetitions at most.
+        long_ms: calls as long as this are repeated three times.
     """
 
-    warm_up: int = 3
-    budget_ms: float = 60.0
+    budget_ms: float = 40.0
     least: int = 5
-    most: int = 60
+    most: int = 40
+    long_ms: float = 50.0
 
     def measure(self, call: Callable[[int], object]) -> Timing:
         """Time a call; see :class:`Clock`."""
         import torch
 
-        for repetition in range(self.warm_up):
-            call(repetition)
-        estimate = self._events(call, 2)
-        count = int(np.clip(self.budget_ms / max(float(np.min(estimate)), 1e-3), self.least,
-                            self.most))  # fmt: skip
-        times = self._events(call, count)
+        call(0)  # compiles
         torch.cuda.synchronize()
-        return _timing(times)
+        trial = [self._once(call, repetition, 0.0) for repetition in range(2)]
+        device_ms, host_ms = (min(values) for values in zip(*trial, strict=True))
+        lead_ms = min(_LEAD * host_ms + 0.05, _MAX_LEAD_MS)
+        if device_ms >= self.long_ms:
+            count = 3
+        else:
+            whole = max(device_ms, host_ms) + lead_ms
+            count = int(np.clip(self.budget_ms / whole, self.least, self.most))
+        device, host = zip(
+            *(self._once(call, repetition, lead_ms) for repetition in range(count)), strict=True
+        )
+        return _timing(list(device), host_ms=round(float(np.median(host)), 6))
 
     @staticmethod
-    def _events(call: Callable[[int], object], count: int) -> list[float]:
+    def _once(
+        call: Callable[[int], object], repetition: int, lead_ms: float
+    ) -> tuple[float, float]:
+        """Return milliseconds of the device, behind a kernel of ``lead_ms``, and of the host."""
         import torch
 
-        pairs = []
-        for repetition in range(count):
-            start, end = (_event() for _ in range(2))
-            start.record()
-            call(repetition)
-            end.record()
-            pairs.append((start, end))
+        start, end = (_event() for _ in range(2))
+        if lead_ms:
+            torch.cuda._sleep(int(lead_ms * _CYCLES_PER_MS))  # type: ignore[no-untyped-call]
+        began = time.perf_counter()
+        start.record()
+        call(repetition)
+        end.record()
+        host_ms = (time.perf_counter() - began) * 1e3
         torch.cuda.synchronize()
-        return [float(start.elapsed_time(end)) for start, end in pairs]
+        return float(start.elapsed_time(end)), host_ms
+
+
+_LEAD = 1.3
+"""The GPU is kept busy for this many times what the host needs."""
+
+_MAX_LEAD_MS = 50.0
+_CYCLES_PER_MS = 2.1e6
+"""Above any current GPU's clock, so that the wait is not too short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +129,6 @@ def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _timing(times: list[float]) -> Timing:
+def _timing(times: list[float], host_ms: float | None = None) -> Timing:
     p20, p50, p80 = (round(float(value), 6) for value in np.percentile(times, (20, 50, 80)))
-    return Timing(p20, p50, p80, len(times))
+    return Timing(p20, p50, p80, len(times), host_ms)

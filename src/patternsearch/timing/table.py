@@ -25,6 +25,7 @@ __all__ = [
     "LaunchSetting",
     "ModelError",
     "Operation",
+    "Skipped",
     "TimingRow",
     "TimingTable",
     "check_output",
@@ -59,6 +60,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+_MEASURED = {"p20_ms", "p50_ms", "p80_ms", "repetitions", "host_ms"}
+
+
 class TimingRow(_Part):
     """One measurement. Times are milliseconds of one launch over all query heads."""
 
@@ -79,6 +83,10 @@ class TimingRow(_Part):
     p20_ms: PositiveMs
     p50_ms: PositiveMs
     p80_ms: PositiveMs
+    host_ms: PositiveMs | None = Field(
+        default=None,
+        description="the host's time to launch it, which runs beside the GPU's; not in the others",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "TimingRow":
@@ -95,7 +103,7 @@ class TimingRow(_Part):
 
     def identity(self) -> str:
         """Return what was measured and how, without the times; unique in a table."""
-        return self.model_dump_json(exclude={"p20_ms", "p50_ms", "p80_ms", "repetitions"})
+        return self.model_dump_json(exclude=_MEASURED)
 
     @property
     def head_ms(self) -> float:
@@ -111,9 +119,21 @@ class LaunchSetting(_Part):
     dtype: str
     head_dim: Count
     tile: Tile | None
+    has_columns: bool = Field(description="of launches that gather columns, or of the others")
     values: dict[str, int | bool]
     p50_ms: PositiveMs = Field(description="of the tuning workload")
     is_used: bool = Field(description="the rows were measured with it; others only compared")
+
+
+class Skipped(_Part):
+    """A measurement that this machine could not make, and why; nothing is predicted from it."""
+
+    op: str = Field(description="an operation, or ``inputs`` for everything at a length")
+    backend: str | None
+    head_dim: Count
+    num_tokens: Count
+    case: str = Field(description="what was to run")
+    reason: str = Field(min_length=1)
 
 
 class Clocks(_Part):
@@ -147,6 +167,7 @@ class TimingTable(_Part):
     is_quick: bool
     settings: tuple[LaunchSetting, ...]
     rows: Annotated[tuple[TimingRow, ...], Field(min_length=1)]
+    skipped: tuple[Skipped, ...]
     errors: tuple[ModelError, ...]
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of everything else")
 

@@ -9,12 +9,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from patternsearch.errors import EnvironmentLacks
+from patternsearch.errors import EnvironmentLacks, PatternsearchError
 from patternsearch.kernels.attend import AttendPlan, attend, build_plan
+from patternsearch.kernels.attend.configs import LaunchTuning
 from patternsearch.patterns.candidates import AShape, BlockSparse, Candidate
 
 __all__ = ["DenseBackend", "Inputs", "LayerKernels", "ProjectKernels", "dense_backends",
-           "make_inputs"]  # fmt: skip
+           "device_limits", "make_inputs", "running_backends"]  # fmt: skip
 
 _DEFAULT_CACHE_BYTES = 64 * 2**20
 _MAX_SETS = 8
@@ -44,9 +45,11 @@ class ProjectKernels:
 
     Attributes:
         name: attention backend; ``torch`` also builds the index in PyTorch.
+        tuning: how ``triton`` launches; None takes what is known to be good.
     """
 
     name: Literal["triton", "torch", "flash4"] = "triton"
+    tuning: LaunchTuning | None = None
 
     def runs(self, candidate: Candidate) -> bool:
         """Return whether the backend has a kernel for a candidate; see :class:`LayerKernels`."""
@@ -61,7 +64,7 @@ class ProjectKernels:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, plan: AttendPlan) -> Tensor:
         """Attend; see :class:`LayerKernels`."""
-        return attend(q, k, v, scale=scale, plan=plan, backend=self.name)[0]
+        return attend(q, k, v, scale=scale, plan=plan, backend=self.name, tuning=self.tuning)[0]
 
 
 # --- inputs ----------------------------------------------------------------------------------
@@ -76,6 +79,15 @@ class Inputs:
     def __getitem__(self, repetition: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the set of a repetition; consecutive ones differ."""
         return self.sets[repetition % len(self.sets)]
+
+    def part(self, num_query_heads: int, num_kv_heads: int) -> "Inputs":
+        """Return the first heads of every set, not copied."""
+        return Inputs(
+            tuple(
+                (q[:, :num_query_heads], k[:, :num_kv_heads], v[:, :num_kv_heads])
+                for q, k, v in self.sets
+            )
+        )
 
 
 def make_inputs(
@@ -145,6 +157,24 @@ def dense_backends(device: torch.device) -> list[DenseBackend]:
     return [*found, DenseBackend("flash4", flash4)] if flash4 is not None else found
 
 
+def running_backends(
+    head_dim: int, dtype: torch.dtype, device: torch.device, note: Callable[[str], None]
+) -> Iterator[DenseBackend]:
+    """Yield the dense attentions that run on a device; the others are named to ``note``."""
+    q, k, v = make_inputs(256, head_dim, 4, 2, dtype, device)[0]
+    waiting = dense_backends(device)
+    while waiting:
+        backend = waiting.pop(0)
+        try:
+            backend.run(q, k, v, head_dim**-0.5)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            note(f"{backend.name} does not run at head_dim {head_dim}: {_first_line(error)}")
+            if backend.otherwise is not None:
+                waiting.insert(0, backend.otherwise)
+        else:
+            yield backend
+
+
 def _sdpa(backend: Any) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
     def run(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         with _only(backend):
@@ -192,16 +222,33 @@ def _flash4() -> Callable[[Tensor, Tensor, Tensor, float], Tensor] | None:
 
 
 @contextmanager
-def device_memory(device: torch.device, what: str) -> Iterator[None]:
-    """Turn running out of device memory into a message that names the work.
+def device_limits(device: torch.device, what: str) -> Iterator[None]:
+    """Turn what this machine cannot run into a message that names the work.
 
     Raises:
-        EnvironmentLacks: the device's memory does not suffice.
+        EnvironmentLacks: the device's memory or shared memory does not suffice, or no kernel of
+            a backend takes these inputs. A fault of the device itself passes through.
     """
     try:
         yield
+    except PatternsearchError:
+        raise
     except torch.OutOfMemoryError as error:
         raise EnvironmentLacks(
-            f"{what} does not fit into the memory of {device} ({error}): "
+            f"{what} does not fit into the memory of {device} ({_first_line(error)}): "
             f"leave the longest lengths out with --lengths"
         ) from None
+    except RuntimeError as error:
+        if "CUDA error" in str(error) or "[CUDA]" in str(error):
+            raise
+        raise EnvironmentLacks(f"{what} does not run on {device}: {_first_line(error)}") from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "triton":
+            raise
+        # Too much shared memory, or a kernel that does not compile for this device.
+        raise EnvironmentLacks(f"{what} does not run on {device}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch shapes of the Triton attention, the fastest first; none of them changes the result."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["AttendConfig", "has_descriptors", "launch_configs"]
+__all__ = [
+    "AttendConfig",
+    "LaunchClass",
+    "LaunchTuning",
+    "has_descriptors",
+    "launch_configs",
+    "tuning_configs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +39,63 @@ class AttendConfig:
     max_registers: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchClass:
+    """Launches that share a configuration.
+
+    Attributes:
+        dtype: torch name, such as ``bfloat16``.
+        head_dim: d.
+        tile: T.
+        has_columns: does any head of the launch gather columns.
+    """
+
+    dtype: str
+    head_dim: int
+    tile: int
+    has_columns: bool
+
+
+LaunchTuning = Mapping[LaunchClass, AttendConfig]
+"""The configuration that a GPU was measured to run fastest, by class; see ``timing.execution``."""
+
+
 def launch_configs(
-    q: Tensor, k: Tensor, v: Tensor, tile: int, has_columns: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tile: int,
+    has_columns: bool,
+    tuning: LaunchTuning | None = None,
 ) -> list[AttendConfig]:
     """Return the configurations to try for these inputs, in order.
 
-    The first that fits the device's shared memory is used.
+    The first that fits the device's shared memory is used. What ``tuning`` names for this class
+    comes first, unless the tensors cannot be read the way it wants.
     """
+    known = _known_configs(q, k, v, tile, has_columns)
+    shape = LaunchClass(str(q.dtype).removeprefix("torch."), q.shape[-1], tile, has_columns)
+    tuned = (tuning or {}).get(shape)
+    if tuned is None or (tuned.use_tma and not has_descriptors(q, k, v)):
+        return known
+    return [tuned, *(config for config in known if config != tuned)]
+
+
+def tuning_configs(
+    q: Tensor, k: Tensor, v: Tensor, tile: int, has_columns: bool
+) -> list[AttendConfig]:
+    """Return the configurations worth comparing on a GPU, the one that runs untuned first."""
+    known = _known_configs(q, k, v, tile, has_columns)
+    best = known[0]
+    stages = [replace(best, num_stages=s) for s in (1, 2, 3) if s != best.num_stages]
+    wider = [replace(best, num_warps=8, max_registers=None)] if tile == 128 else []
+    found = [best, *stages, *wider, known[1]]
+    return list(dict.fromkeys(found))
+
+
+def _known_configs(
+    q: Tensor, k: Tensor, v: Tensor, tile: int, has_columns: bool
+) -> list[AttendConfig]:
     wide = q.shape[-1] > 128
     warps = 8 if wide and tile == 128 else 4
     if q.element_size() == 4:

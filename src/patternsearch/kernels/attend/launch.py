@@ -9,6 +9,7 @@ from torch import Tensor
 
 from patternsearch.errors import InputError
 from patternsearch.kernels.attend.build import IndexBackend, build_plan
+from patternsearch.kernels.attend.configs import LaunchTuning
 from patternsearch.kernels.attend.plan import AttendPlan
 from patternsearch.patterns.candidates import Candidate
 
@@ -29,6 +30,7 @@ def attend(
     scale: float,
     plan: AttendPlan,
     backend: Backend = "triton",
+    tuning: LaunchTuning | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend over exactly the pairs of a plan.
 
@@ -41,6 +43,8 @@ def attend(
         backend: ``triton``; ``torch``, slow, on any device, for machines without a GPU; or
             ``flash4``, FlashAttention-4's block-sparse kernel, without Vertical-Slash and with
             128×128 tiles only. Never replaced by another one.
+        tuning: how ``triton`` launches, as measured on this GPU; None takes what is known to be
+            good. It never changes the result.
 
     Returns:
         out [1, Hq, n, d] in q's dtype and memory order; natural-log LSE float32 [Hq, n].
@@ -53,7 +57,7 @@ def attend(
     if backend == "triton":
         from patternsearch.kernels.attend.triton import attend_triton
 
-        return attend_triton(q, k, v, scale=scale, plan=plan)
+        return attend_triton(q, k, v, scale=scale, plan=plan, tuning=tuning)
     if backend == "torch":
         from patternsearch.kernels.attend.chunked import attend_chunked
 

@@ -19,7 +19,11 @@ from patternsearch.kernels._common.checks import (
     device_guard,
     padded_head_dim,
 )
-from patternsearch.kernels.attend.configs import AttendConfig, launch_configs
+from patternsearch.kernels.attend.configs import (
+    AttendConfig,
+    LaunchTuning,
+    launch_configs,
+)
 from patternsearch.kernels.attend.plan import AttendPlan, TilePlan
 
 __all__ = ["attend_triton"]
@@ -138,9 +142,11 @@ def attend_fwd_kernel(
 
 def attend_triton(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, plan: AttendPlan,
-    config: AttendConfig | None = None,
+    config: AttendConfig | None = None, tuning: LaunchTuning | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run the plan, which :func:`patternsearch.kernels.attend.attend` has checked against q.
+
+    ``config`` is the only one tried; ``tuning`` comes before the others of its class.
 
     Raises:
         InputError: a shape, dtype or device is not allowed.
@@ -152,16 +158,18 @@ def attend_triton(
     lse = torch.empty(q.shape[1:3], dtype=torch.float32, device=q.device)
     with device_guard(q):
         for part in plan.tile_plans:
-            _launch(q, k, v, out, lse, scale, part, config)
+            _launch(q, k, v, out, lse, scale, part, config, tuning)
     return out, lse
 
 
 def _launch(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, part: TilePlan,
-    config: AttendConfig | None,
+    config: AttendConfig | None, tuning: LaunchTuning | None,
 ) -> None:  # fmt: skip
     configs = (
-        [config] if config is not None else launch_configs(q, k, v, part.tile, part.has_columns)
+        [config]
+        if config is not None
+        else launch_configs(q, k, v, part.tile, part.has_columns, tuning)
     )
     too_large = []
     for choice in configs:

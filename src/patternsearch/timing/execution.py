@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a GPU was measured to run fastest: execution choices that a table hands to the runtime.
+
+They never change which pairs are read, so they are no part of a config.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from patternsearch.errors import TimingError
+from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass, LaunchTuning
+from patternsearch.timing.table import LaunchSetting, TimingRow, TimingTable
+from patternsearch.timing.workload import DenseBackend, dense_backends
+
+__all__ = ["Execution", "execution_on", "launch_tuning"]
+
+
+def launch_tuning(settings: Iterable[LaunchSetting]) -> LaunchTuning:
+    """Return the settings that are used, by class of launches.
+
+    Raises:
+        TimingError: a setting has values that this installation's kernels do not know.
+    """
+    tuning = {}
+    for setting in settings:
+        if not setting.is_used or setting.op != "attend" or setting.tile is None:
+            continue
+        shape = LaunchClass(setting.dtype, setting.head_dim, setting.tile, setting.has_columns)
+        try:
+            tuning[shape] = AttendConfig(**setting.values)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise TimingError(
+                f"the timing table has a launch setting that these kernels do not know ({error}): "
+                "measure again with `patternsearch bench`"
+            ) from None
+    return tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Execution choices for one GPU.
+
+    Attributes:
+        tuning: how the sparse kernel is launched.
+        rows: the dense rows of the table.
+    """
+
+    tuning: LaunchTuning
+    rows: tuple[TimingRow, ...]
+
+    def dense(self, dtype: str, head_dim: int, num_tokens: int) -> DenseBackend | None:
+        """Return the dense attention that was fastest at the nearest measured length.
+
+        None where nothing was measured for the shape, or our own kernel was the fastest.
+        """
+        mine = [row for row in self.rows if (row.dtype, row.head_dim) == (dtype, head_dim)]
+        if not mine:
+            return None
+        nearest = min({row.num_tokens for row in mine}, key=lambda n: abs(n - num_tokens))
+        best = min((row for row in mine if row.num_tokens == nearest), key=lambda row: row.p50_ms)
+        known = [
+            form
+            for backend in dense_backends(torch.device("cuda"))
+            for form in (backend, backend.otherwise)
+            if form is not None
+        ]
+        return next((form for form in known if form.name == best.backend), None)
+
+
+def execution_on(table: TimingTable, device: torch.device) -> Execution:
+    """Return a table's execution choices for the GPU it was measured on.
+
+    Raises:
+        TimingError: the device is another GPU or none, or the table's kernels are not these.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    if name != table.device:
+        raise TimingError(
+            f"the timing table was measured on {table.device} and this model is on {name}: its "
+            "launch settings belong to that GPU; run `patternsearch bench` here, or leave timings "
+            "out"
+        )
+    if not table.is_of_these_kernels:
+        raise TimingError(
+            f"the timing table of {table.device} was measured with other kernels than these: "
+            "measure again with `patternsearch bench`, or leave timings out"
+        )
+    dense = tuple(row for row in table.rows if row.op == "dense")
+    return Execution(launch_tuning(table.settings), dense)
