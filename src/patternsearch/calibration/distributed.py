@@ -8,7 +8,8 @@ own (NCCL on CUDA, gloo on the CPU), in which transformers shards the model by i
 asks that a tensor-parallel world hold nothing else.
 
 Messages are JSON, never pickles. Nothing here waits with a deadline: a rank that dies is noticed
-by torchrun, which ends the others at once.
+by torchrun, which ends the others at once. A rank that fails while its peers wait for it in a
+collective must die, not tidy up: taking a communicator apart waits for the peers too.
 """
 
 import json
@@ -184,11 +185,13 @@ def joined(tp_size: int, device: str) -> Iterator[Team]:
 
     Args:
         tp_size: tensor-parallel ranks of one copy of the model.
-        device: torch device asked for; its type decides the backend.
+        device: torch device asked for; its type decides the backend. On ``cuda`` each process
+            makes the GPU of its local rank its current one.
 
     Raises:
         InputError: the processes cannot be divided into copies of that many ranks.
-        EnvironmentLacks: the others could not be reached, or the store was lost.
+        EnvironmentLacks: the others could not be reached, the store was lost, or this process has
+            no GPU of its own.
     """
     size = world_size()
     if size % tp_size or tp_size < 1:
@@ -213,6 +216,8 @@ def joined(tp_size: int, device: str) -> Iterator[Team]:
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     team = Team(rank, size, tp_size, local_rank, PrefixStore("patternsearch", store))
     try:
+        if device == "cuda":
+            _take_gpu(team)
         with _model_copy(team, store, device):
             yield team
     except PeerError:
@@ -222,6 +227,19 @@ def joined(tp_size: int, device: str) -> Iterator[Team]:
             team.check()  # the leader may have met the same fault, and said so
         team.stop(error)
         raise
+
+
+def _take_gpu(team: Team) -> None:
+    """Make the GPU of this process's local rank its current one, for whatever names none."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if team.local_rank >= count:
+        raise EnvironmentLacks(
+            f"local rank {team.local_rank} has no GPU of its own, this machine has {count}: start "
+            "as many processes a machine as it has GPUs"
+        )
+    torch.cuda.set_device(team.local_rank)
 
 
 @contextmanager
@@ -237,11 +255,9 @@ def _model_copy(team: Team, store: Any, device: str) -> Iterator[None]:
     is_cuda = device.startswith("cuda")
     if torch.cuda.is_available() and not is_cuda:
         raise InputError(
-            f"--device {device} with --tp-ranks {team.tp_size}: transformers puts tensor-parallel "
-            "ranks on the GPUs where there are some: pass --device cuda"
+            f"--device {device} with tensor-parallel ranks: transformers puts these on the GPUs "
+            "where there are some: pass --device cuda"
         )
-    if is_cuda:
-        torch.cuda.set_device(team.local_rank)
     dist.init_process_group(
         backend="nccl" if is_cuda else "gloo",
         store=PrefixStore(f"patternsearch/copy{team.copy}", store),
@@ -252,6 +268,19 @@ def _model_copy(team: Team, store: Any, device: str) -> Iterator[None]:
     )
     try:
         yield
-    finally:
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
+    except BaseException:
+        # A peer may be inside a collective that this rank will never join; NCCL's orderly end
+        # would wait for it for ever.
+        with suppress(Exception):
+            _abandon(dist)
+        raise
+    with suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+def _abandon(dist: Any) -> None:
+    """End the communicators of this process without its peers."""
+    if dist.get_backend() == "nccl":
+        dist.group.WORLD.abort()
+    else:
+        dist.destroy_process_group()
