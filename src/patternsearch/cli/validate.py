@@ -94,10 +94,14 @@ def validate(
     Exit code 0: nothing says no; 1: a check differs; 2: bad input; 3: something is missing here.
 
     Example: patternsearch validate llama.yaml ./Llama-3.1-8B --level quality
+
+    Running ranks: torchrun --nproc-per-node 4 -m patternsearch validate … --tp-size 4 loads a shard
+    a rank and compares the heads that each holds with the entries that it reads.
     """
+    from patternsearch.calibration.distributed import PeerError, is_first_process, world_size
     from patternsearch.cli._validate_view import validation_tables
     from patternsearch.timing.devices import default_device
-    from patternsearch.validation.api import ValidationRequest
+    from patternsearch.validation.api import ValidationRequest, validate_on_ranks
     from patternsearch.validation.api import validate as run_validation
 
     out = Output(as_json=as_json)
@@ -116,8 +120,18 @@ def validate(
         trust_remote_code=trust_remote_code,
         offline=offline,
     )
-    with progress_for(stderr_console()) as progress:
-        report = run_validation(request, progress=progress, note=out.note)
+    run = run_validation if world_size() == 1 else validate_on_ranks
+    try:
+        if not is_first_process():
+            run(request)
+            return
+        with progress_for(stderr_console()) as progress:
+            report = run(request, progress=progress, note=out.note)
+    except PeerError as stopped:
+        if is_first_process():
+            raise
+        raise typer.Exit(stopped.exit_code) from None
+    assert report is not None
     out.show(*validation_tables(report))
     out.data(report.model_dump(mode="json"))
     raise typer.Exit(report.exit_code)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patternsearch.calibration.distributed import Team, joined, world_size
+from patternsearch.errors import InputError
 from patternsearch.exchange.consumers import ConsumerName
 from patternsearch.model.identity import describe_model
 from patternsearch.model.sources import ModelSource, resolve_model
@@ -25,13 +27,15 @@ from patternsearch.validation.checks import (
 from patternsearch.validation.consumer import check_consumer
 from patternsearch.validation.identity import check_identity, check_tensor_parallel
 from patternsearch.validation.mapping import cannot_map, check_mapping
+from patternsearch.validation.ranks import copied_ranks, describe_rank, entries_read, probe_of
 
 if TYPE_CHECKING:
     from patternsearch.model.loading import LoadedModel
     from patternsearch.validation.samples import JudgingSamples
 
-__all__ = ["ValidationRequest", "validate"]
+__all__ = ["ValidationRequest", "validate", "validate_on_ranks"]
 
+_PROBE = "probe"
 _SHAPE = ("num_layers", "layer_types", "num_query_heads", "num_kv_heads")
 
 
@@ -73,6 +77,7 @@ class ValidationRequest:
 def validate(
     request: ValidationRequest,
     *,
+    team: Team | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
 ) -> ValidationReport:
@@ -83,6 +88,8 @@ def validate(
 
     Args:
         request: what to do.
+        team: the ranks of one copy of the model, of which this process is the leader; None runs
+            alone.
         progress: receives progress.
         note: told one line each.
 
@@ -101,23 +108,93 @@ def validate(
         offline=request.offline,
         progress=progress,
     )
-    run = _Run(request, config, source, found, progress)
+    run = _Run(request, config, source, found, team or Team(), progress)
     run.checks += check_identity(config, found, weights=request.weights)
     run.checks += check_tensor_parallel(config, found, request.tp_size)
     wanted = LEVELS[: LEVELS.index(request.level) + 1]
-    if len(wanted) > 1:
-        if _same_shape(config.model, found):
-            run.run_model(wanted)
-        else:
-            run.notes.append(
-                f"the model has another shape, so {', '.join(wanted[1:])} were not run"
-            )
+    is_run = len(wanted) > 1 and _same_shape(config.model, found)
+    probe = run.probe() if is_run else None
+    run.team.share(_PROBE, probe)
+    if is_run:
+        run.run_model(wanted, probe)
+    elif len(wanted) > 1:
+        run.notes.append(f"the model has another shape, so {', '.join(wanted[1:])} were not run")
     if request.consumer is not None:
         folder = source.folder if source.gguf_file is None else None
         run.checks += check_consumer(
             config, request.consumer, model_folder=folder, tp_size=request.tp_size
         )
     return run.report()
+
+
+def validate_on_ranks(
+    request: ValidationRequest,
+    *,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> ValidationReport | None:
+    """Run the checks on the running tensor-parallel ranks of one copy of the model.
+
+    Each rank loads its shard; the mapping level compares the heads that it holds with the entries
+    that it reads.
+
+    Args:
+        request: what to do; its ``tp_size`` is the number of processes that torchrun started.
+        progress: receives progress, on the first process.
+        note: told one line each, on the first process.
+
+    Returns:
+        The report; None on every process but the first.
+
+    Raises:
+        InputError: another number of processes than ``tp_size``, or a level above mapping.
+        PatternsearchError: the config or the model cannot be read at all.
+    """
+    with joined(world_size(), request.device) as team:
+        if team.is_leader:
+            _check_ranks(request, team.size)
+            return validate(request, team=team, progress=progress, note=note)
+        probe = team.share(_PROBE)
+        if probe is not None:
+            describe_rank(_load(request, request.model, team), team, probe)
+        return None
+
+
+def _check_ranks(request: ValidationRequest, size: int) -> None:
+    if size != request.tp_size:
+        raise InputError(
+            f"{size} processes were started for --tp-size {request.tp_size}: start one a rank, "
+            f"with torchrun --nproc-per-node {request.tp_size}, or a single one without torchrun"
+        )
+    if LEVELS.index(request.level) > LEVELS.index("mapping"):
+        raise InputError(
+            f"--level {request.level} runs in one process, not on {size} ranks: start it without "
+            "torchrun; ranks are checked up to --level mapping"
+        )
+
+
+def _load(
+    request: ValidationRequest,
+    source: ModelSource | str | os.PathLike[str],
+    team: Team,
+    *,
+    require_tokenizer: bool = False,
+    progress: Progress | None = None,
+) -> "LoadedModel":
+    """Load the model, or this rank's part of it."""
+    from patternsearch.model.loading import load_model
+
+    return load_model(
+        source,
+        device=team.device(request.device),
+        dtype=request.dtype,
+        trust_remote_code=request.trust_remote_code,
+        require_tokenizer=require_tokenizer,
+        digests=False,
+        offline=request.offline,
+        tensor_parallel=team.tp_size,
+        progress=progress,
+    )
 
 
 class _Run:
@@ -129,52 +206,59 @@ class _Run:
         config: PatternConfig,
         source: ModelSource,
         found: ModelIdentity,
+        team: Team,
         progress: Progress | None,
     ) -> None:
         self.request = request
         self.config = config
         self.source = source
         self.found = found
+        self.team = team
         self.progress = progress
         self.checks: list[Check] = []
         self.notes: list[str] = []
         self.parts: dict[str, object] = {}
 
-    def run_model(self, levels: Sequence[Level]) -> None:
-        from patternsearch.model.loading import load_model
+    def probe(self) -> dict[str, int] | None:
+        """Return how every rank describes its heads, or note why they cannot be compared."""
+        recorded = self.config.fingerprints
+        if recorded is None:
+            self.checks.append(cannot_map("the config has no fingerprints (an imported one)"))
+            return None
+        if self.config.model.vocab_size != self.found.vocab_size:
+            self.checks.append(cannot_map("the vocabulary differs, so the probe's tokens do"))
+            return None
+        return probe_of(recorded)
 
-        request = self.request
-        loaded = load_model(
+    def run_model(self, levels: Sequence[Level], probe: dict[str, int] | None) -> None:
+        if probe is None and len(levels) == 2:
+            return
+        loaded = _load(
+            self.request,
             self.source,
-            device=request.device,
-            dtype=request.dtype,
-            trust_remote_code=request.trust_remote_code,
+            self.team,
             require_tokenizer=len(levels) > 2,
-            digests=False,
-            offline=request.offline,
             progress=self.progress,
         )
-        self._map(loaded)
+        if probe is not None:
+            self._map(loaded, probe)
         if len(levels) > 2:
             judging = self._judging(loaded)
             self._quality(loaded, judging)
             if len(levels) > 3:
                 self._task(loaded, judging)
 
-    def _map(self, loaded: "LoadedModel") -> None:
-        from patternsearch.model.fingerprints import fingerprint_heads
-
-        recorded = self.config.fingerprints
-        if recorded is None:
-            self.checks.append(cannot_map("the config has no fingerprints (an imported one)"))
-            return
-        if self.config.model.vocab_size != self.found.vocab_size:
-            self.checks.append(cannot_map("the vocabulary differs, so the probe's tokens do"))
-            return
-        fingerprints = fingerprint_heads(loaded, recorded.seed, num_tokens=recorded.num_tokens)
+    def _map(self, loaded: "LoadedModel", probe: dict[str, int]) -> None:
+        assert self.config.fingerprints is not None
+        found = describe_rank(loaded, self.team, probe)
+        expected = entries_read(self.config.fingerprints, self.team)
         mapping = compare_mapping(
-            recorded, fingerprints, self.found, weights_changed=self._weights_changed()
+            expected, found, self.found, weights_changed=self._weights_changed()
         )
+        if self.team.size > 1:
+            self.notes.append(f"mapping was read from {self.team.size} running ranks")
+            if copies := copied_ranks(self.config.fingerprints, found, self.team.size):
+                mapping = mapping.model_copy(update={"findings": copies})
         self.parts["mapping"] = mapping
         self.checks += check_mapping(mapping)
 
