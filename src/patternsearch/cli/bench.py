@@ -36,12 +36,16 @@ def bench(
         str, typer.Option(metavar="Q/KV", help="Query and kv heads of one layer.")
     ] = "32/8",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="Torch dtype.")] = "bfloat16",
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Continue a run that died, or discard it.")
+    ] = True,
     as_json: JsonOpt = False,
 ) -> None:
     """Measure dense attention, index building and the sparse kernels on this machine's GPU.
 
     Every kernel must first give the right output in the same run. The table is what --timings
-    takes.
+    takes. Measurements are kept beside it while it grows: the same command continues a run that
+    was killed. What does not fit this GPU is skipped, and the table says so.
 
     Example: patternsearch bench -o h200.json
     """
@@ -51,9 +55,17 @@ def bench(
     out = Output(as_json=as_json)
     check_output(output)
     plan = _plan(quick, lengths, head_dims, heads, dtype)
-    with progress_for(stderr_console()) as progress:
-        table = run_bench(plan, progress=progress, note=out.note)
+    journal = output.with_name(f"{output.name}.partial")
+    if not resume:
+        journal.unlink(missing_ok=True)
+    try:
+        with progress_for(stderr_console()) as progress:
+            table = run_bench(plan, progress=progress, note=out.note, journal=journal)
+    except KeyboardInterrupt:
+        out.note(f"interrupted: {journal} keeps what is measured; the same command continues")
+        raise typer.Exit(130) from None
     dump_timings(table, output)
+    journal.unlink(missing_ok=True)
     out.show(*_summary(table), f"table     {output}")
     out.data({"table": str(output), **table.model_dump(mode="json", exclude={"rows"})})
 
@@ -97,12 +109,24 @@ def _summary(table: "TimingTable") -> list[Any]:
             key=lambda row: row.p50_ms,
         )
         dense.add_row(str(shape[0]), str(shape[1]), best.backend, f"{best.head_ms:.4f}")
+    skipped = Table(title="Skipped: does not run here", title_justify="left")
+    for name in ("operation", "backend", "head_dim", "tokens", "case", "reason"):
+        skipped.add_column(name)
+    for lack in table.skipped:
+        skipped.add_row(
+            lack.op,
+            lack.backend or "–",
+            str(lack.head_dim),
+            str(lack.num_tokens),
+            lack.case,
+            lack.reason,
+        )
     errors = Table(title="Error of the time model on held-out points", title_justify="left")
     for name in ("operation", "points", "median", "worst"):
         errors.add_column(name, justify="left" if name == "operation" else "right")
     for error in table.errors:
         errors.add_row(error.op, str(error.num_rows), f"{error.median:.1%}", f"{error.worst:.1%}")
-    return [dense, errors]
+    return [dense, errors, *([skipped] if table.skipped else [])]
 
 
 def register(app: typer.Typer) -> None:

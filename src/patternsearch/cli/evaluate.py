@@ -42,6 +42,12 @@ def evaluate(
     repetitions: Annotated[
         int, typer.Option(help="Timed runs a length; one warm-up run is not counted.", min=1)
     ] = 3,
+    timings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TABLE", help="This GPU's timing table: launch as it measured fastest."
+        ),
+    ] = None,
     device: DeviceOpt = None,
     dtype: DtypeOpt = None,
     trust_remote_code: TrustOpt = False,
@@ -70,6 +76,7 @@ def evaluate(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         offline=offline,
+        timings=timings,
     )
     with progress_for(stderr_console()) as progress:
         report = run_evaluation(request, progress=progress)

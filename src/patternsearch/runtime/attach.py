@@ -24,6 +24,8 @@ from patternsearch.runtime.mapping import compare_mapping
 from patternsearch.runtime.sparse import SparseBackend
 from patternsearch.schema.config import ModelIdentity, PatternConfig
 from patternsearch.schema.io import load_config
+from patternsearch.timing.execution import Execution, execution_on
+from patternsearch.timing.table import TimingTable, load_timings
 
 __all__ = ["attach", "default_min_length", "detach"]
 
@@ -39,6 +41,7 @@ def attach(
     tp_rank: int | None = None,
     tp_size: int | None = None,
     backend: Literal["auto"] | SparseBackend = "auto",
+    timings: TimingTable | str | os.PathLike[str] | None = None,
 ) -> Attachment:
     """Run long prompts through a config; everything else stays dense and is counted.
 
@@ -59,12 +62,16 @@ def attach(
         tp_rank: this process's rank when the model's heads are sharded; None asks the model.
         tp_size: number of ranks; None asks the model.
         backend: ``auto`` is triton on CUDA and torch (slow) elsewhere.
+        timings: this GPU's timing table or its path: kernels are launched and dense heads run as
+            it measured to be fastest. It never changes which pairs are read. None takes what is
+            known to be good.
 
     Returns:
         The attachment: its ``stats``, and ``detach``; it is a context manager too.
 
     Raises:
         InputError: the config does not fit this model, or an argument is out of range.
+        TimingError: the table was measured on another device or with other kernels.
         UnsupportedModel: the model's attention is refused by name.
     """
     if not isinstance(config, PatternConfig):
@@ -103,6 +110,7 @@ def attach(
         layers=_layers(identity, layers),
         heads=heads,
         backend=backend,
+        execution=_execution(timings, model),
     )
     attachment.connect()
     return attachment
@@ -122,6 +130,13 @@ def default_min_length(config: PatternConfig) -> int:
     if config.selection is not None and config.selection.min_length is not None:
         return config.selection.min_length
     return min(config.calibration.lengths) if config.calibration is not None else 1
+
+
+def _execution(timings: Any, model: Any) -> Execution | None:
+    if timings is None:
+        return None
+    table = timings if isinstance(timings, TimingTable) else load_timings(timings)
+    return execution_on(table, torch.device(model.device))
 
 
 def _min_length(config: PatternConfig, given: int | None) -> int:

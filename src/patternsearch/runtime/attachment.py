@@ -22,6 +22,7 @@ from patternsearch.runtime.phases import NoPhases, Phases
 from patternsearch.runtime.routing import Prefill, Router
 from patternsearch.runtime.sparse import SparseBackend, sparse_attention_of
 from patternsearch.runtime.stats import DenseReason, RuntimeStats
+from patternsearch.timing.execution import Execution
 
 __all__ = ["ATTENTION_NAME", "Attachment", "Observer", "attached_to"]
 
@@ -59,6 +60,7 @@ class Attachment:
         layers: full layers that run sparse.
         heads: [first, past the last) global query head of this process; None is all of them.
         backend: ``triton``, ``torch``, or ``auto``: triton on CUDA, torch elsewhere.
+        execution: execution choices measured on this GPU.
 
     Attributes:
         stats: what ran how so far.
@@ -78,6 +80,7 @@ class Attachment:
         layers: Iterable[int],
         heads: tuple[int, int] | None = None,
         backend: Literal["auto"] | SparseBackend = "auto",
+        execution: Execution | None = None,
     ) -> None:
         self.patterns = patterns
         self.layer_types = layer_types
@@ -86,6 +89,7 @@ class Attachment:
         self.layers = frozenset(layers)
         self.heads = heads
         self.backend = backend
+        self.execution = execution
         self.stats = RuntimeStats()
         self.phases: Phases = NoPhases()
         self.observer: Observer | None = None
@@ -262,6 +266,7 @@ class Attachment:
                 scale=scale,
                 backend=self._backend(q),
                 phases=self.phases,
+                execution=self.execution,
             )
         return out.transpose(1, 2)
 

@@ -20,6 +20,7 @@ from patternsearch.model.support import attention_modules
 from patternsearch.runtime.attach import attach
 from patternsearch.runtime.phases import PhaseTimer
 from patternsearch.schema.config import PatternConfig
+from patternsearch.timing.table import TimingTable
 
 __all__ = ["PrefillTime", "time_prefill"]
 
@@ -52,6 +53,7 @@ def time_prefill(
     run: Literal["dense", "sparse"],
     repetitions: int = 3,
     warm_up: int = 1,
+    timings: TimingTable | None = None,
 ) -> PrefillTime:
     """Time prefills of one prompt.
 
@@ -62,6 +64,7 @@ def time_prefill(
         run: dense ignores the patterns.
         repetitions: timed runs.
         warm_up: runs before them, not counted; the first compiles.
+        timings: this GPU's timing table, as for :func:`patternsearch.runtime.attach.attach`.
     """
     if repetitions < 1 or warm_up < 0:
         raise InputError(f"{repetitions} repetitions after {warm_up} warm-ups: at least 1 and 0")
@@ -69,7 +72,9 @@ def time_prefill(
     ids = token_ids.to(device)
     layers: list[int] | None = [] if run == "dense" else None
     rows: list[dict[str, float]] = []
-    with attach(model, config, strict=False, min_length=1, layers=layers) as attachment:
+    with attach(
+        model, config, strict=False, min_length=1, layers=layers, timings=timings
+    ) as attachment:
         for repetition in range(warm_up + repetitions):
             timer = PhaseTimer(device)
             attachment.phases = timer

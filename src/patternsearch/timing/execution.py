@@ -12,7 +12,6 @@ import torch
 from patternsearch.errors import TimingError
 from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass, LaunchTuning
 from patternsearch.timing.table import LaunchSetting, TimingRow, TimingTable
-from patternsearch.timing.workload import DenseBackend, dense_backends
 
 __all__ = ["Execution", "execution_on", "launch_tuning"]
 
@@ -50,23 +49,17 @@ class Execution:
     tuning: LaunchTuning
     rows: tuple[TimingRow, ...]
 
-    def dense(self, dtype: str, head_dim: int, num_tokens: int) -> DenseBackend | None:
-        """Return the dense attention that was fastest at the nearest measured length.
+    def dense(self, dtype: str, head_dim: int, num_tokens: int) -> str | None:
+        """Return the dense backend that was fastest at the nearest measured length, by name.
 
-        None where nothing was measured for the shape, or our own kernel was the fastest.
+        None where nothing was measured for the shape.
         """
         mine = [row for row in self.rows if (row.dtype, row.head_dim) == (dtype, head_dim)]
         if not mine:
             return None
         nearest = min({row.num_tokens for row in mine}, key=lambda n: abs(n - num_tokens))
-        best = min((row for row in mine if row.num_tokens == nearest), key=lambda row: row.p50_ms)
-        known = [
-            form
-            for backend in dense_backends(torch.device("cuda"))
-            for form in (backend, backend.otherwise)
-            if form is not None
-        ]
-        return next((form for form in known if form.name == best.backend), None)
+        at = (row for row in mine if row.num_tokens == nearest)
+        return min(at, key=lambda row: row.p50_ms).backend
 
 
 def execution_on(table: TimingTable, device: torch.device) -> Execution:

@@ -73,6 +73,7 @@ def _candidates() -> Iterator[Candidate]:
     for tile in tiles:
         yield AShape(sink=70, window=200, tile=tile)
         yield VerticalSlashSpread(vertical=50, diagonals=3, tile=tile)
+        yield VerticalSlashSpread(vertical=50, diagonals=3, tile=tile, last_q=128, spread_rows=128)
         yield VerticalSlashLastQ(vertical=40, slash=120, tile=tile)
         yield BlockSparse(blocks=3, tile=tile)
         yield BlockSparse(blocks=3, tile=tile, estimator="pooled")

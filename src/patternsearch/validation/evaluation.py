@@ -20,6 +20,8 @@ from patternsearch.runtime.prefill_timing import PrefillTime, time_prefill
 from patternsearch.schema.config import PatternConfig
 from patternsearch.schema.io import config_digest, load_config
 from patternsearch.timing.environment import describe_environment
+from patternsearch.timing.execution import execution_on
+from patternsearch.timing.table import TimingTable, load_timings
 from patternsearch.validation.samples import JudgingSamples, judging_samples
 from patternsearch.validation.task import measure_task
 from patternsearch.validation.task_report import TaskReport
@@ -46,6 +48,7 @@ class EvaluationRequest:
         dtype: name of a torch dtype; None is the checkpoint's on CUDA and float32 on the CPU.
         trust_remote_code: run code that comes with the checkpoint.
         offline: never open a network connection.
+        timings: this GPU's timing table: kernels are launched as it measured to be fastest.
     """
 
     model: str | os.PathLike[str]
@@ -59,6 +62,7 @@ class EvaluationRequest:
     dtype: str | None = None
     trust_remote_code: bool = False
     offline: bool = False
+    timings: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,9 @@ def evaluate(request: EvaluationRequest, *, progress: Progress | None = None) ->
     """
     progress = progress or Silent()
     config = load_config(request.config)
+    timings = None if request.timings is None else load_timings(request.timings)
+    if timings is not None:
+        execution_on(timings, torch.device(request.device))
     loaded = load_model(
         request.model,
         device=request.device,
@@ -152,7 +159,7 @@ def evaluate(request: EvaluationRequest, *, progress: Progress | None = None) ->
         warm_up=_WARM_UP,
         repetitions=request.repetitions,
         density=mean_density(config),
-        prefill=tuple(_prefills(loaded, config, judging, request.repetitions, progress)),
+        prefill=tuple(_prefills(loaded, config, judging, request.repetitions, timings, progress)),
         task=task,
     )
 
@@ -172,6 +179,7 @@ def _prefills(
     config: PatternConfig,
     judging: JudgingSamples,
     repetitions: int,
+    timings: TimingTable | None,
     progress: Progress,
 ) -> Iterator[PrefillTime]:
     """Time the first sample of each length, dense and sparse."""
@@ -184,7 +192,13 @@ def _prefills(
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
         for run in runs:
             yield time_prefill(
-                loaded.model, config, ids, run=run, repetitions=repetitions, warm_up=_WARM_UP
+                loaded.model,
+                config,
+                ids,
+                run=run,
+                repetitions=repetitions,
+                warm_up=_WARM_UP,
+                timings=timings,
             )
             progress.advance(_TASK, 1.0, f"{length} tokens, {run}")
     progress.finish(_TASK)
