@@ -230,8 +230,7 @@ def _run(
         provenance=_provenance(document, scorer_backend),
     )
     document.update(record.model_dump(mode="json"))
-    if team.size > 1:
-        document["ranks"] = team.reports()
+    document["ranks"] = team.reports() or [rank_report(loaded, clock, share)]
     write_run("complete")
     return CalibrationRun(
         folder=folder,
