@@ -52,8 +52,13 @@ def build_model(num_layers, device, dtype, small):
         **size,
     )
     torch.manual_seed(0)
-    with torch.device(device):
-        model = LlamaForCausalLM(config).to(dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # model.to(dtype) would round the rotary frequencies
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
     return adopt_model(model)
 
 

@@ -26,8 +26,9 @@ def relative(ours, theirs):
 
 @pytest.fixture(scope="module", params=[torch.float16, torch.bfloat16])
 def model(request):
-    small = tiny_model("llama", head_dim=64, num_attention_heads=8, num_key_value_heads=2)
-    return small.to("cuda", request.param)
+    return tiny_model(
+        "llama", dtype=request.param, head_dim=64, num_attention_heads=8, num_key_value_heads=2
+    ).cuda()
 
 
 @pytest.fixture(scope="module")
