@@ -1,4 +1,3 @@
-# SPDX-License-Identifier: Apache-2.0
 """Run a config's attention layer by layer on this GPU and compare with what was predicted.
 
     python scripts/compare_predicted_time.py --timings h200.json --length 32768 \
@@ -6,8 +5,10 @@
 
 Queries and keys are random; the prediction is made for the tiles and columns that the layer's
 indices really chose, so that it tests the time model and nothing else. Without --config, 32 layers
-of 32 heads are drawn from the default grid. Dense heads run on the fastest dense backend, the
-others on the sparse kernels, as a runtime would.
+of 32 heads are drawn from the default grid. A layer runs through the function that an attached
+model calls, with the table's launch settings. The kernels must be right on this shape before
+anything is timed. ``measured_ms`` is the GPU's time, as in a model whose host runs ahead;
+``as_called_ms`` is one layer on an idle GPU, launches included.
 """
 
 import argparse
@@ -19,17 +20,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from patternsearch.kernels.attend import build_plan
 from patternsearch.patterns.candidates import AShape, BlockSparse, Dense
 from patternsearch.patterns.geometry import a_shape_counts, block_sparse_counts
+from patternsearch.runtime.sparse import sparse_attention_of
 from patternsearch.schema.io import load_config, load_grid
 from patternsearch.timing.clocks import CudaClock
 from patternsearch.timing.devices import require_cuda
+from patternsearch.timing.execution import execution_on
 from patternsearch.timing.gate import check_kernels
-from patternsearch.timing.model import load_time_model
-from patternsearch.timing.workload import ProjectKernels, dense_backends, make_inputs
-
-PLACEHOLDER = AShape(sink=0, window=1, tile=64)
-"""What the sparse kernel runs for a head whose output the dense backend gives: one tile a row."""
+from patternsearch.timing.model import TimeModel
+from patternsearch.timing.table import load_timings
+from patternsearch.timing.workload import ProjectKernels, make_inputs, running_backends
 
 
 def arguments():
@@ -69,37 +71,29 @@ def drawn_layers(length, max_density, seed):
     ]
 
 
-class Layer:
-    """One layer's heads, split into those that run dense and those that run sparse."""
+def predict(candidates, model, q, k, scale):
+    """Sum the predicted milliseconds of a layer's heads, for what their indices choose."""
+    counts = build_plan(q, k, scale=scale, candidates=candidates).counts()
+    tiles = counts.tiles.double().cpu().numpy()
+    columns = counts.columns.double().cpu().numpy()
+    return sum(
+        float(model.head_cost((c,), q.shape[2], tiles[h : h + 1], columns[h : h + 1])[0])
+        for h, c in enumerate(candidates)
+    )
 
-    def __init__(self, candidates, model, length, num_kv_heads, backends):
-        self.candidates = candidates
-        self.is_dense = [isinstance(candidate, Dense) for candidate in candidates]
-        self.heads = torch.tensor([h for h, dense in enumerate(self.is_dense) if dense])
-        self.sparse = [PLACEHOLDER if isinstance(c, Dense) else c for c in candidates]
-        self.kv = self.heads // (len(candidates) // num_kv_heads)
-        name = model.backend(Dense(), length, 0.0, 0.0)
-        self.dense = next((b for b in backends if b.name == name), None)
 
-    def run(self, kernels, q, k, v, scale):
-        if all(self.is_dense) and self.dense is not None:
-            return self.dense.run(q, k, v, scale)
-        candidates = self.candidates if self.dense is None else self.sparse
-        plan = kernels.plan(candidates, q, k, scale)
-        out = kernels.attend(q, k, v, scale, plan)
-        if len(self.heads) and self.dense is not None:
-            heads, kv = self.heads.to(q.device), self.kv.to(q.device)
-            out[:, heads] = self.dense.run(q[:, heads], k[:, kv], v[:, kv], scale)
-        return out
-
-    def predict(self, kernels, model, q, k, scale):
-        counts = kernels.plan(self.candidates, q, k, scale).counts()
-        tiles = counts.tiles.double().cpu().numpy()
-        columns = counts.columns.double().cpu().numpy()
-        return sum(
-            float(model.head_cost((c,), q.shape[2], tiles[h : h + 1], columns[h : h + 1])[0])
-            for h, c in enumerate(self.candidates)
-        )
+def as_called_ms(call, repetitions=5):
+    """Time a call on an idle GPU, launches included: the median."""
+    times = []
+    for repetition in range(repetitions):
+        torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call(repetition)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return float(np.median(times))
 
 
 def main():
@@ -114,22 +108,32 @@ def main():
         head_dim, num_kv_heads = 128, 8
         layers = drawn_layers(options.length, options.max_density, options.seed)
     chosen = np.unique(np.linspace(0, len(layers) - 1, options.layers).round().astype(int))
-    model = load_time_model(options.timings, dtype=options.dtype, head_dim=head_dim)
-    kernels, backends, clock = ProjectKernels(), dense_backends(device), CudaClock()
+    table = load_timings(options.timings)
+    execution = execution_on(table, device)
+    model, clock = TimeModel(table, dtype=options.dtype, head_dim=head_dim), CudaClock()
+    kernels = ProjectKernels(tuning=execution.tuning)
     check_kernels(kernels, [], head_dim=head_dim, dtype=dtype, device=device)
     num_heads = len(layers[0])
     inputs = make_inputs(options.length, head_dim, num_heads, num_kv_heads, dtype, device)
     scale = head_dim**-0.5
     q, k, _ = inputs[0]
-    dense_ms = min(
-        clock.measure(lambda i, b=backend: b.run(*inputs[i], scale)).p50_ms for backend in backends
-    )
+    backends = list(running_backends(head_dim, dtype, device, lambda _: None))
+    dense_ms = {
+        backend.name: clock.measure(lambda i, b=backend: b.run(*inputs[i], scale)).p50_ms
+        for backend in backends
+    }
     rows = []
     for number in chosen.tolist():
-        layer = Layer(layers[number], model, options.length, num_kv_heads, backends)
-        predicted = layer.predict(kernels, model, q, k, scale)
-        timing = clock.measure(lambda i, y=layer: y.run(kernels, *inputs[i], scale))
-        kinds = [candidate.kind for candidate in layers[number]]
+        layer = layers[number]
+        predicted = predict(layer, model, q, k, scale)
+
+        def run(repetition, layer=layer):
+            return sparse_attention_of(
+                layer, *inputs[repetition], scale=scale, backend="triton", execution=execution
+            )
+
+        timing = clock.measure(run)
+        kinds = [candidate.kind for candidate in layer]
         rows.append(
             {
                 "layer": number,
@@ -138,12 +142,15 @@ def main():
                 "measured_ms": round(timing.p50_ms, 4),
                 "p20_ms": timing.p20_ms,
                 "p80_ms": timing.p80_ms,
+                "host_ms": timing.host_ms,
+                "as_called_ms": round(as_called_ms(run), 4),
             }
         )
-        print(json.dumps(rows[-1]), file=sys.stderr)
-    predicted, measured = (
-        sum(row[name] for row in rows) for name in ("predicted_ms", "measured_ms")
-    )
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    total = {
+        name: sum(row[name] for row in rows)
+        for name in ("predicted_ms", "measured_ms", "as_called_ms")
+    }
     result = {
         "device": torch.cuda.get_device_name(device),
         "timings_device": model.device,
@@ -155,9 +162,8 @@ def main():
         "num_kv_heads": num_kv_heads,
         "length": options.length,
         "dense_ms_per_layer": dense_ms,
-        "predicted_ms": predicted,
-        "measured_ms": measured,
-        "error": predicted / measured - 1.0,
+        **total,
+        "error": total["predicted_ms"] / total["measured_ms"] - 1.0,
         "layers": rows,
     }
     text = json.dumps(result, indent=2)

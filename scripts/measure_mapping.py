@@ -1,7 +1,9 @@
 """Measure the mapping level: false alarms over dtypes, devices and backends; planted faults.
 
     python scripts/measure_mapping.py MODEL [--device cuda] [--cache prints.json]
+    python scripts/measure_mapping.py MODEL --device cuda --cache prints.json --collect-only
 
+The second form is all that needs the device; the first, given its cache, does the rest anywhere.
 Prints the tables of docs/validation.md. Fingerprints are computed once per variant of the model;
 faults that only move heads are planted on fingerprints, the others (weight noise, a wrong GQA map)
 in the model.
@@ -196,6 +198,7 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--collect-only", action="store_true", help="no faults, only variants")
     arguments = parser.parse_args()
     start = time.perf_counter()
     if arguments.cache and arguments.cache.exists():
@@ -209,8 +212,9 @@ def main():
             arguments.cache.write_text(json.dumps(prints))
     measurement = Measurement(prints, identity)
     measurement.variants()
-    print()
-    measurement.faults()
+    if not arguments.collect_only:
+        print()
+        measurement.faults()
     print(f"\n{time.perf_counter() - start:.0f} s, torch {torch.__version__}")
 
 
