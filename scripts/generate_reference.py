@@ -89,7 +89,8 @@ def _commands(group: typer.Typer, prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _command(name: str, function: Any) -> Iterator[str]:
-    body, _, example = (inspect.getdoc(function) or "").partition("Example:")
+    body, _, rest = (inspect.getdoc(function) or "").partition("Example:")
+    example, _, more = rest.strip().partition("\n\n")
     yield ""
     yield f"## {name}"
     yield ""
@@ -97,8 +98,11 @@ def _command(name: str, function: Any) -> Iterator[str]:
     if example:
         yield ""
         yield "```"
-        yield from (line.strip() for line in example.strip().splitlines())
+        yield from (line.strip() for line in example.splitlines())
         yield "```"
+    if more:
+        yield ""
+        yield from more.splitlines()
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     rows = [_row(parameter, hints[parameter.name]) for parameter in parameters]

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that prints: results to stdout, talk to stderr."""
+"""The one place that prints: results to stdout, talk to stderr.
+
+Rich is imported with the first console, since ``--version`` and ``--help`` need none of it here.
+"""
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Output", "stderr_console"]
 
 
-def stderr_console() -> Console:
+def stderr_console() -> "Console":
     """Return the console for talk: progress, notes, errors."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False)
 
 
@@ -23,6 +29,8 @@ class Output:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
+        from rich.console import Console
+
         self.as_json = as_json
         self._out = Console(highlight=False)
         self._err = stderr_console()

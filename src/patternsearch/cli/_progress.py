@@ -5,11 +5,10 @@ import json
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import TaskID
 
 __all__ = ["Bars", "JsonEvents", "Lines", "progress_for"]
@@ -17,10 +16,25 @@ __all__ = ["Bars", "JsonEvents", "Lines", "progress_for"]
 LINE_INTERVAL_S = 60.0
 
 
-class Bars:
+class _Display:
+    """A context manager of which only the bars make use."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class Bars(_Display):
     """Rich bars with ETA; a context manager that owns the live display."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         # Here, since every command's --help would wait for this import otherwise.
         from rich.progress import (
             BarColumn,
@@ -43,7 +57,7 @@ class Bars:
         )
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> "Bars":
+    def __enter__(self) -> Self:
         self._bars.start()
         return self
 
@@ -74,23 +88,12 @@ class Bars:
         self._bars.update(identity, completed=total, note="")
 
 
-class Lines:
+class Lines(_Display):
     """One line when a task starts and ends, and one a minute between."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         self._console = console
         self._state: dict[str, dict[str, float]] = {}
-
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
 
     def start(self, task: str, total: float, unit: str) -> None:
         """Note the start; nothing is printed for tasks shorter than a minute."""
@@ -115,22 +118,11 @@ class Lines:
         self._state.pop(task, None)
 
 
-class JsonEvents:
+class JsonEvents(_Display):
     """One JSON object a line on stderr, for schedulers; ``advance`` at most once a second."""
 
     def __init__(self) -> None:
         self._state: dict[str, dict[str, float]] = {}
-
-    def __enter__(self) -> "JsonEvents":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
 
     def _emit(self, event: str, task: str, **values: Any) -> None:
         line = {"time": round(time.time(), 3), "event": event, "task": task, **values}
@@ -157,7 +149,7 @@ class JsonEvents:
         self._emit("end", task)
 
 
-def progress_for(console: Console, *, log_json: bool = False) -> Bars | Lines | JsonEvents:
+def progress_for(console: "Console", *, log_json: bool = False) -> Bars | Lines | JsonEvents:
     """Return the progress that suits where stderr goes."""
     if log_json:
         return JsonEvents()

@@ -4,9 +4,9 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from patternsearch.calibration.api import CalibrationOutcome
     from patternsearch.schema.config import HeadEntry, PatternConfig
 
@@ -31,8 +31,10 @@ def _worst(entry: "HeadEntry") -> float:
     return min((at.mass_worst_region for at in entry.lengths), default=1.0)
 
 
-def kinds_by_layer(config: "PatternConfig") -> Table:
+def kinds_by_layer(config: "PatternConfig") -> "Table":
     """Return a table of how many heads of each layer run which kind."""
+    from rich.table import Table
+
     longest = config.calibration.lengths[-1] if config.calibration else None
     table = Table(title="Heads by layer", title_justify="left")
     table.add_column("layer", justify="right")

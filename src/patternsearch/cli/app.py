@@ -3,16 +3,20 @@
 
 Importing this module loads neither torch nor datasets; a command imports its library function
 when it runs. A run imports only the module of the command that it names; ``app`` has them all.
+Typer converts options with pydantic, which takes as long to import as all the rest: the program
+alone and every ``--help`` end before there is an option to convert.
 """
 
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import typer
 
 from patternsearch._version import __version__
-from patternsearch.cli._output import stderr_console
+from patternsearch.cli._group import CommandGroup
+from patternsearch.cli._output import Output, stderr_console
 from patternsearch.errors import PatternsearchError
 
 __all__ = ["COMMAND_MODULES", "app", "main"]
@@ -47,23 +51,31 @@ def _version(value: bool) -> None:
 
 
 def _root(
-    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    if context.invoked_subcommand is None:
-        from patternsearch.cli._output import Output
-        from patternsearch.cli._workflow import workflow
-
-        Output().show(*workflow())
+    """Hold the options of the program itself."""
 
 
-def _assemble(modules: Sequence[str]) -> typer.Typer:
+class _Program(CommandGroup):
+    """The group of all commands; alone, it shows the order in which they are used."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            from patternsearch.cli._workflow import workflow
+
+            Output().show(*workflow())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
+def _assemble(modules: Sequence[str], *, add_completion: bool = True) -> typer.Typer:
     """Return the program with the commands of these modules."""
     program = typer.Typer(
         name="patternsearch",
-        invoke_without_command=True,
+        cls=_Program,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -84,18 +96,18 @@ def __getattr__(name: str) -> typer.Typer:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _modules_for(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the module of the command that the arguments begin with, else all."""
+def _program_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the program of the command that the arguments begin with, else of all commands."""
     named = [name for name in COMMAND_MODULES if arguments and arguments[0] == name.rstrip("_")]
-    # A Typer program of a single command would take its name for an argument: env goes along.
-    return (*named, "env") if named and named != ["env"] else COMMAND_MODULES
+    # Options of the program itself stand before the command, so here none of them can follow.
+    return _assemble(named, add_completion=False) if named else _assemble(COMMAND_MODULES)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the program; never shows a traceback for an error the user can act on."""
     try:
         arguments = sys.argv[1:] if argv is None else argv
-        _assemble(_modules_for(arguments))(args=argv)
+        _program_for(arguments)(args=argv)
     except PatternsearchError as error:
         stderr_console().print(f"error: {error}", markup=False, soft_wrap=True, style="red")
         sys.exit(error.exit_code)

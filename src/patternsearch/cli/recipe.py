@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
+from patternsearch.cli._group import CommandGroup
 from patternsearch.cli._options import JsonOpt, parse_lengths
 from patternsearch.cli._output import Output
 
 __all__ = ["recipe_app", "register"]
 
-recipe_app = typer.Typer(no_args_is_help=True, help="Work with calibration recipes.")
+recipe_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Work with calibration recipes."
+)
 
 
 @recipe_app.callback()
