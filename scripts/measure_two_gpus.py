@@ -81,6 +81,7 @@ class Sizes:
     tp_model: str
     tp_length: int
     tp_layers: int
+    tp_budget: float
     kill_length: int
     kill_samples: int
     grid: str
@@ -88,8 +89,8 @@ class Sizes:
 
 
 SIZES = {
-    "cuda": Sizes("1b", 32_768, 40, "8b", 131_072, 8, 8192, 12, "default", 8),
-    "cpu": Sizes("tiny", 256, 4, "tiny8", 256, 2, 256, 6, "smoke", 1),
+    "cuda": Sizes("1b", 32_768, 40, "8b", 131_072, 8, 0.3, 8192, 12, "default", 8),
+    "cpu": Sizes("tiny", 256, 4, "tiny8", 256, 2, 0.8, 256, 6, "smoke", 1),
 }
 
 
@@ -381,8 +382,8 @@ def attention_by_rank(runner, model, calibrated):
     for name, tp_size in (("balanced", RANKS), ("unbalanced", 1)):
         path = runner.work / f"tp_{name}.yaml"
         select = ["-m", "patternsearch", "select", str(scores_folder_of(calibrated).root), "-o",
-                  str(path), "--objective", "mass", "--budget-fraction", "0.3", "--tp-size",
-                  str(tp_size)]  # fmt: skip
+                  str(path), "--objective", "mass", "--budget-fraction",
+                  str(runner.sizes.tp_budget), "--tp-size", str(tp_size)]  # fmt: skip
         timings = ["--timings", str(runner.timings)] if runner.timings else []
         runner.run(f"tp_select_{name}", [sys.executable, *select, *timings])
         configs[name] = path
@@ -681,6 +682,7 @@ def arguments(argv=None):
         "kill-samples",
     ):
         parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--tp-budget", type=float, help="of the timed configs, of dense")
     parser.add_argument("--grid")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
