@@ -119,9 +119,9 @@ def _fitting(n: int, tile: Tile, is_quick: bool) -> Iterator[Case]:
     windows = {512, 4096, n // 4, n} if is_quick else {256, 512, 1024, 4096, n // 4, n // 2, n}
     for window in sorted(w for w in windows if tile <= w <= n):
         yield Case(AShape(sink=_SINK, window=window, tile=tile), False, True, False)
-    blocks = {4, 32, 128, count} if is_quick else {2, 8, 32, 64, 128, count // 2, count}
+    blocks = {8, 32, 128, count} if is_quick else {2, 8, 32, 64, 128, count // 2, count}
     for block in sorted(b for b in blocks if 1 <= b <= min(count, 1024)):
-        indexed = block in (8, 32, 128)
+        indexed = block in (8, 32, 128) or block == count < 8
         yield Case(BlockSparse(blocks=block, tile=tile), indexed, True, False)
     for block in (8, 100):
         pooled = BlockSparse(blocks=block, tile=tile, estimator="pooled")
