@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patternsearch.calibration.coverage import covering_time_model
 from patternsearch.calibration.distributed import Team, joined
 from patternsearch.calibration.follower import follow
 from patternsearch.calibration.request import CalibrationRequest
@@ -17,8 +18,6 @@ from patternsearch.schema.io import dump_config, is_config_file
 from patternsearch.selection.document import select_config
 from patternsearch.selection.options import SelectionOptions
 from patternsearch.selection.select import SelectedHeads
-from patternsearch.timing.model import TimeModel
-from patternsearch.timing.table import load_timings
 
 __all__ = ["CalibrationOutcome", "calibrate"]
 
@@ -110,12 +109,15 @@ def _lead(
         raise InputError(
             f"{request.output} exists and is no patternsearch config: choose another output"
         )
-    table = load_timings(timings) if timings is not None else None
-    run = calibrate_scores(request, team=team, progress=progress, note=note)
     cost = None
-    if table is not None:
-        identity = run.record.model
-        cost = TimeModel(table, dtype=serve_dtype or identity.dtype, head_dim=identity.head_dim)
+    if timings is not None:
+        cost = covering_time_model(timings, request, options, serve_dtype)
+        if not cost.is_of_these_kernels and note is not None:
+            note(
+                f"warning: {timings} was measured with other kernels than this installation's: "
+                "measure again with `patternsearch bench` on the GPU that will serve"
+            )
+    run = calibrate_scores(request, team=team, progress=progress, note=note)
     result = select_config(run.folder, options, cost, run.record)
     dump_config(result.config, request.output)
     return CalibrationOutcome(result.config, request.output, run, result.selected)

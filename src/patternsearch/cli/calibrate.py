@@ -22,6 +22,7 @@ from patternsearch.cli._options import (
 )
 from patternsearch.cli._output import Output, stderr_console
 from patternsearch.cli._progress import progress_for
+from patternsearch.cli._selection import ServeDtypeOpt
 
 _SEARCH = "Search"
 _SELECT = "Selection"
@@ -91,6 +92,7 @@ def calibrate(
             rich_help_panel=_SELECT,
         ),
     ] = None,
+    serve_dtype: ServeDtypeOpt = None,
     tp_size: TpSizeOpt = 1,
     tp_ranks: Annotated[
         int,
@@ -180,7 +182,12 @@ def calibrate(
             return
         with progress_for(stderr_console(), log_json=log_json) as progress:
             outcome = run_calibration(
-                request, options, timings=timings, progress=progress, note=out.note
+                request,
+                options,
+                timings=timings,
+                serve_dtype=serve_dtype,
+                progress=progress,
+                note=out.note,
             )
     except PeerError as stopped:
         if is_first_process():

@@ -127,6 +127,17 @@ class TimeModel:
         """
         return np.array([self._index(c, num_tokens) for c in candidates], dtype=np.float64)
 
+    def require(self, candidates: Sequence[Candidate], lengths: Sequence[int]) -> None:
+        """Refuse candidates and lengths that cannot be priced, before hours are spent on them.
+
+        Raises:
+            TimingError: a candidate or a length was not measured; names it.
+        """
+        for num_tokens in sorted(set(lengths)):
+            self.index_cost(candidates, num_tokens)
+            for candidate in candidates:
+                self._backends(_operation(candidate), num_tokens, candidate)
+
     def backend(self, candidate: Candidate, num_tokens: int, tiles: float, columns: float) -> str:
         """Return the name of the fastest backend for the candidate's kernel (or for dense)."""
         curves = self._backends(_operation(candidate), num_tokens, candidate)
