@@ -54,23 +54,38 @@ def select_top_fwd_kernel(
     p_row = SCORES + i_row * num_entries
     if HAS_CUTS:
         cut = _ordered(tl.load(CUTS + i_row))
-    else:  # the largest key that `budget` entries reach, bit by bit
+    else:
         if IS_SHORT:
             b_row = _keys(p_row, tl.arange(0, BLOCK), length, num_forced, CAUSAL)
-        reached = tl.zeros([], tl.int64)  # key + 2^31
-        for bit in range(32):
-            trial = reached + (tl.full([], 0x80000000, tl.int64) >> bit)
-            at_least = (trial - 0x80000000).to(tl.int32)
+        # Bisect between `low`, which at least `budget` entries reach, and `high`, which fewer do.
+        # Forced entries stay out of the bounds: their key is far from all others.
+        low = tl.full([], 0x7FFFFFFE, tl.int64)
+        high = tl.full([], -0x7FFFFFFF, tl.int64)
+        for first in range(0, length, BLOCK):
+            o_entry = first + tl.arange(0, BLOCK)
+            b_key = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+            m_free = (o_entry < length) & (b_key != 0x7FFFFFFF)
+            low = tl.minimum(low, tl.min(tl.where(m_free, b_key, 0x7FFFFFFE), 0).to(tl.int64))
+            high = tl.maximum(high, tl.max(tl.where(m_free, b_key, -0x7FFFFFFF), 0).to(tl.int64))
+        high = high + 1
+        reached = tl.where(budget < length, -1, budget)  # entries that reach `low`
+        while (reached != budget) & (high - low > 1):
+            middle = (low + high) >> 1
+            at_least = middle.to(tl.int32)
             if IS_SHORT:
                 count = tl.sum((b_row >= at_least).to(tl.int32), 0)
             else:
                 count = 0
                 for first in range(0, length, BLOCK):
-                    o_entry = first + tl.arange(0, BLOCK)
-                    b_key = _keys(p_row, o_entry, length, num_forced, CAUSAL)
+                    b_key = _keys(
+                        p_row, first + tl.arange(0, BLOCK), length, num_forced, CAUSAL
+                    )
                     count += tl.sum((b_key >= at_least).to(tl.int32), 0)
-            reached = tl.where(count >= budget, trial, reached)
-        cut = (reached - 0x80000000).to(tl.int32)
+            enough = count >= budget
+            reached = tl.where(enough, count, reached)
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle)
+        cut = low.to(tl.int32)
     room = budget  # entries to take among those equal to the last one taken
     for first in range(0, length, BLOCK):
         b_key = _keys(p_row, first + tl.arange(0, BLOCK), length, num_forced, CAUSAL)
