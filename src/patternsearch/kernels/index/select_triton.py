@@ -13,7 +13,7 @@ from patternsearch.kernels.index.upload import column_spans, list_spans
 __all__ = ["compact_diagonals", "diagonals_of_offsets", "loose_columns", "select_top"]
 
 LONG_ROW = 8192
-"""Rows longer than this do not stay in registers: their thresholds come from ``topk``."""
+"""Rows longer than this do not stay in registers: ``topk`` first shortens them."""
 
 
 @triton.jit
@@ -36,11 +36,12 @@ def _keys(P, o_entry, length, num_forced, FORCE_LAST: tl.constexpr):
 
 @triton.jit
 def select_top_fwd_kernel(
-    SCORES, BUDGETS, STARTS, CUTS, OUT, MASK,
-    num_entries, num_forced, rows_per_group, first_row,
-    CAUSAL: tl.constexpr, HAS_CUTS: tl.constexpr, HAS_OUT: tl.constexpr,
+    SCORES, BUDGETS, STARTS, LARGEST, OUT, MASK,
+    num_entries, num_forced, rows_per_group, first_row, num_largest,
+    CAUSAL: tl.constexpr, HAS_LARGEST: tl.constexpr, HAS_OUT: tl.constexpr,
     HAS_MASK: tl.constexpr, IS_SHORT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Take the highest entries of one row; ``LARGEST`` may have the row's largest, unordered."""
     i_row = tl.program_id(0).to(tl.int64)
     i_group = i_row // rows_per_group
     budget = tl.load(BUDGETS + i_group).to(tl.int32)
@@ -52,40 +53,46 @@ def select_top_fwd_kernel(
         length = i_u + 1
     budget = tl.minimum(budget, length)
     p_row = SCORES + i_row * num_entries
-    if HAS_CUTS:
-        cut = _ordered(tl.load(CUTS + i_row))
+    if HAS_LARGEST:  # forced entries are +inf there
+        p_some = LARGEST + i_row * num_largest
+        num_some = num_largest
+        some_forced = 0
+        forced_key = tl.where(num_forced > 0, 0x7F800000, 0x7FFFFFFF)
     else:
+        p_some = p_row
+        num_some = length
+        some_forced = num_forced
+        forced_key = 0x7FFFFFFF
+    if IS_SHORT:
+        b_row = _keys(p_some, tl.arange(0, BLOCK), num_some, some_forced, CAUSAL)
+    # Bisect between `low`, which at least `budget` entries reach, and `high`, which fewer do.
+    # Forced entries stay out of the bounds: their key is far from all others.
+    low = tl.full([], 0x7FFFFFFE, tl.int64)
+    high = tl.full([], -0x7FFFFFFF, tl.int64)
+    for first in range(0, num_some, BLOCK):
+        o_entry = first + tl.arange(0, BLOCK)
+        b_key = _keys(p_some, o_entry, num_some, some_forced, CAUSAL)
+        m_free = (o_entry < num_some) & (b_key != forced_key)
+        low = tl.minimum(low, tl.min(tl.where(m_free, b_key, 0x7FFFFFFE), 0).to(tl.int64))
+        high = tl.maximum(high, tl.max(tl.where(m_free, b_key, -0x7FFFFFFF), 0).to(tl.int64))
+    high = high + 1
+    reached = tl.where(budget < num_some, -1, budget)  # entries that reach `low`
+    while (reached != budget) & (high - low > 1):
+        middle = (low + high) >> 1
+        at_least = middle.to(tl.int32)
         if IS_SHORT:
-            b_row = _keys(p_row, tl.arange(0, BLOCK), length, num_forced, CAUSAL)
-        # Bisect between `low`, which at least `budget` entries reach, and `high`, which fewer do.
-        # Forced entries stay out of the bounds: their key is far from all others.
-        low = tl.full([], 0x7FFFFFFE, tl.int64)
-        high = tl.full([], -0x7FFFFFFF, tl.int64)
-        for first in range(0, length, BLOCK):
-            o_entry = first + tl.arange(0, BLOCK)
-            b_key = _keys(p_row, o_entry, length, num_forced, CAUSAL)
-            m_free = (o_entry < length) & (b_key != 0x7FFFFFFF)
-            low = tl.minimum(low, tl.min(tl.where(m_free, b_key, 0x7FFFFFFE), 0).to(tl.int64))
-            high = tl.maximum(high, tl.max(tl.where(m_free, b_key, -0x7FFFFFFF), 0).to(tl.int64))
-        high = high + 1
-        reached = tl.where(budget < length, -1, budget)  # entries that reach `low`
-        while (reached != budget) & (high - low > 1):
-            middle = (low + high) >> 1
-            at_least = middle.to(tl.int32)
-            if IS_SHORT:
-                count = tl.sum((b_row >= at_least).to(tl.int32), 0)
-            else:
-                count = 0
-                for first in range(0, length, BLOCK):
-                    b_key = _keys(
-                        p_row, first + tl.arange(0, BLOCK), length, num_forced, CAUSAL
-                    )
-                    count += tl.sum((b_key >= at_least).to(tl.int32), 0)
-            enough = count >= budget
-            reached = tl.where(enough, count, reached)
-            low = tl.where(enough, middle, low)
-            high = tl.where(enough, high, middle)
-        cut = low.to(tl.int32)
+            count = tl.sum((b_row >= at_least).to(tl.int32), 0)
+        else:
+            count = 0
+            for first in range(0, num_some, BLOCK):
+                o_entry = first + tl.arange(0, BLOCK)
+                b_key = _keys(p_some, o_entry, num_some, some_forced, CAUSAL)
+                count += tl.sum((b_key >= at_least).to(tl.int32), 0)
+        enough = count >= budget
+        reached = tl.where(enough, count, reached)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    cut = low.to(tl.int32)
     room = budget  # entries to take among those equal to the last one taken
     for first in range(0, length, BLOCK):
         b_key = _keys(p_row, first + tl.arange(0, BLOCK), length, num_forced, CAUSAL)
@@ -128,22 +135,23 @@ def select_top(
     assert scores.is_contiguous()
     assert scores.dtype == torch.float32
     limit, starts = list_spans(budgets, None if causal_from is None else entries, scores.device)
-    cuts = None
+    largest = None
     if causal_from is None and entries > LONG_ROW:
         ranked = scores.view(groups, entries)
         ranked[:, :num_forced] = float("inf")
-        cuts = ranked.topk(max(budgets), dim=-1).values.gather(-1, limit[:, None] - 1)
+        largest = ranked.topk(max(budgets), dim=-1, sorted=False).values
     mask = None
     if with_mask:
         mask = torch.empty(scores.shape, dtype=torch.uint8, device=scores.device)
     block = min(LONG_ROW, max(128, triton.next_power_of_2(entries)))
     with device_guard(scores):
         select_top_fwd_kernel[(groups * rows,)](
-            scores, limit, starts, cuts if cuts is not None else limit,
+            scores, limit, starts, largest if largest is not None else limit,
             out if out is not None else limit, mask if mask is not None else limit,
-            entries, num_forced, rows, causal_from or 0,
-            CAUSAL=causal_from is not None, HAS_CUTS=cuts is not None, HAS_OUT=out is not None,
-            HAS_MASK=mask is not None, IS_SHORT=entries <= block, BLOCK=block,
+            entries, num_forced, rows, causal_from or 0, max(budgets),
+            CAUSAL=causal_from is not None, HAS_LARGEST=largest is not None,
+            HAS_OUT=out is not None, HAS_MASK=mask is not None,
+            IS_SHORT=(entries if largest is None else max(budgets)) <= block, BLOCK=block,
             num_warps=max(4, block // 512),
         )  # fmt: skip
     return mask
