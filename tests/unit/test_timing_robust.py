@@ -15,9 +15,10 @@ from patternsearch.kernels.attend.configs import (
     tuning_configs,
 )
 from patternsearch.patterns.candidates import VerticalSlashSpread
+from patternsearch.timing import tuning
 from patternsearch.timing.bench import Session
 from patternsearch.timing.cases import Plan
-from patternsearch.timing.clocks import CudaClock, WallClock
+from patternsearch.timing.clocks import CudaClock, Timing, WallClock
 from patternsearch.timing.execution import execution_on, launch_tuning
 from patternsearch.timing.journal import Journal
 from patternsearch.timing.table import LaunchSetting
@@ -256,24 +257,68 @@ def test_only_a_clearly_faster_launch_shape_replaces_the_untuned():
     assert _fastest({}) is None
 
 
+def test_tuning_keeps_the_fastest_that_fits_and_is_right(monkeypatch):
+    plan = replace(TINY, is_quick=False)
+    q = k = v = torch.zeros(1, 4, 384, 16)
+    configs = tuning_configs(q, k, v, 64, False)
+    times = dict(zip(configs, (3.0, 2.0, 1.0, 4.0), strict=False))
+    measured = []
+
+    def launch(inputs, scale, layer, config, repetition):
+        measured.append(config)
+        if config == configs[1]:
+            raise OutOfResources(300000, 232448, "shared memory")
+        return torch.ones(2, 2) * (1.5 if config == configs[2] else 1.001)
+
+    class Clock:
+        def measure(self, call):
+            call(0)
+            found = times.get(measured[-1], 1.0)
+            return Timing(found, found, found, 5)
+
+    monkeypatch.setattr(tuning, "_launch", launch)
+    monkeypatch.setattr(tuning, "make_inputs", lambda *shape: make_inputs(*shape[:-1], CPU))
+    cuda = torch.device("cuda")
+    known = {(16, 64, True), (16, 128, False), (16, 128, True)}
+    (settings,) = tuning.tune(ProjectKernels("torch"), Clock(), plan, 16, cuda, known)
+    found = {launch_tuning([replace_used(s)])[SHAPE]: s for s in settings}
+    assert configs[1] not in found
+    assert configs[2] not in found
+    assert found[configs[0]].p50_ms == 3.0
+    assert sum(setting.is_used for setting in settings) == 1
+    everything = {*known, (16, 64, False)}
+    assert not list(tuning.tune(ProjectKernels("torch"), Clock(), plan, 16, cuda, everything))
+    quick = replace(plan, is_quick=True)
+    (settings,) = tuning.tune(ProjectKernels("torch"), Clock(), quick, 16, cuda, known)
+    assert [setting.is_used for setting in settings] == [True]
+    assert not list(tuning.tune(ProjectKernels("torch"), Clock(), plan, 16, CPU))
+
+
+SHAPE = LaunchClass("float32", 16, 64, False)
+
+
+def replace_used(setting):
+    return setting.model_copy(update={"is_used": True})
+
+
 def test_tuned_launch_comes_first_in_its_class_only():
-    tuning = launch_tuning([setting(FAST), setting(PLAIN, is_used=False)])
-    assert tuning == {LaunchClass("float32", 16, 64, False): FAST}
+    tuned = launch_tuning([setting(FAST), setting(PLAIN, is_used=False)])
+    assert tuned == {LaunchClass("float32", 16, 64, False): FAST}
     q = k = v = torch.zeros(1, 2, 100, 16)
-    assert launch_configs(q, k, v, 64, False, tuning)[0] == FAST
+    assert launch_configs(q, k, v, 64, False, tuned)[0] == FAST
     known = launch_configs(q, k, v, 64, False)
     assert FAST not in known
-    assert launch_configs(q, k, v, 128, False, tuning) == launch_configs(q, k, v, 128, False)
-    assert launch_configs(q, k, v, 64, True, tuning) == known
-    assert launch_configs(q.half(), k.half(), v.half(), 64, False, tuning)[0] != FAST
-    assert launch_configs(q, k, v, 64, False, tuning)[1:] == known
+    assert launch_configs(q, k, v, 128, False, tuned) == launch_configs(q, k, v, 128, False)
+    assert launch_configs(q, k, v, 64, True, tuned) == known
+    assert launch_configs(q.half(), k.half(), v.half(), 64, False, tuned)[0] != FAST
+    assert launch_configs(q, k, v, 64, False, tuned)[1:] == known
 
 
 def test_tuning_that_the_tensors_cannot_follow_is_left_out():
     tma = AttendConfig(64, 64, 4, 2, use_tma=True)
-    tuning = {LaunchClass("float32", 16, 64, False): tma}
+    tuned = {LaunchClass("float32", 16, 64, False): tma}
     q = k = v = torch.zeros(1, 2, 100, 16)  # no descriptors on a CPU
-    assert tma not in launch_configs(q, k, v, 64, False, tuning)
+    assert tma not in launch_configs(q, k, v, 64, False, tuned)
 
 
 def test_configs_to_compare_start_with_what_runs_untuned():

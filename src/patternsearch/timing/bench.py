@@ -339,28 +339,23 @@ class Session:
     def _try(self, what: Attempt, run: Callable[[], _Result]) -> _Result | None:
         """Run something, or say in the table why it is missing and return None."""
         name = what.name
+        if self.journal.died_on(name):
+            self._skip(what, f"{name}: earlier runs died while they measured it")
+            return None
+        self.journal.start(name)
         try:
-            if self.journal.died_on(name):
-                raise EnvironmentLacks(f"{name}: earlier runs died while they measured it")
-            self.journal.start(name)
             with device_limits(self.device, name):
                 result = run()
         except EnvironmentLacks as error:
-            self._free()
-            self.note(f"skipped: {error}")
-            self.journal.add_skipped(
-                Skipped(
-                    op=what.op,
-                    backend=what.backend,
-                    head_dim=what.head_dim,
-                    num_tokens=what.num_tokens,
-                    case=what.case,
-                    reason=str(error),
-                )
-            )
-            return None
+            self._skip(what, str(error))
+            result = None
         self.journal.finish(name)
         return result
+
+    def _skip(self, what: Attempt, reason: str) -> None:
+        self._free()
+        self.note(f"skipped: {reason}")
+        self.journal.add_skipped(Skipped(**asdict(what), reason=reason))
 
     def _free(self) -> None:
         if self.device.type == "cuda":

@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from patternsearch.errors import EnvironmentLacks
 from patternsearch.patterns.candidates import BlockSparse, Candidate, Tile, VerticalSlashSpread
@@ -26,6 +27,9 @@ __all__ = ["tune"]
 _BLOCKS = 32
 _COLUMNS, _DIAGONALS = 1024, 16
 _MAX_TOKENS = 16384
+_TOLERANCE = 1e-2
+"""Relative error within which two launch shapes agree; the first has passed the gate."""
+
 _NOISE = 0.02
 """A launch shape must be faster by this much to replace the one that runs untuned."""
 
@@ -40,9 +44,10 @@ def tune(
 ) -> Iterator[list[LaunchSetting]]:
     """Time the launch shapes that fit, for both tile sizes, with gathered columns and without.
 
-    Yields the settings of one class of launches at a time; the fastest of them is the one used,
-    by the rest of the benchmark and, with the table, by the runtime. A quick plan times only what
-    runs untuned. Nothing is yielded off the GPU.
+    A launch shape whose output differs from the first's is left out. Yields the settings of one
+    class of launches at a time; the fastest of them is the one used, by the rest of the benchmark
+    and, with the table, by the runtime. A quick plan times only what runs untuned. Nothing is
+    yielded off the GPU.
 
     Args:
         kernels: build the workload's index.
@@ -70,10 +75,16 @@ def tune(
         layer = kernels.plan([candidate] * plan.num_query_heads, q, k, head_dim**-0.5)
         configs = tuning_configs(q, k, v, tile, has_columns)
         times: dict[AttendConfig, float] = {}
+        expected: Tensor | None = None
         for config in configs:
+            run = partial(_launch, inputs, head_dim**-0.5, layer, config)
             try:
                 with device_limits(device, str(config)):
-                    timing = clock.measure(partial(_launch, inputs, head_dim**-0.5, layer, config))
+                    out = run(0).float()
+                    expected = out if expected is None else expected
+                    if not (out - expected).norm() <= _TOLERANCE * expected.norm():
+                        continue
+                    timing = clock.measure(run)
             except EnvironmentLacks:
                 continue
             times[config] = timing.p50_ms
@@ -116,7 +127,7 @@ def _fastest(times: "dict[AttendConfig, float]") -> "AttendConfig | None":
 
 def _launch(
     inputs: Inputs, scale: float, plan: "AttendPlan", config: "AttendConfig", repetition: int
-) -> None:
+) -> Tensor:
     from patternsearch.kernels.attend.triton import attend_triton
 
-    attend_triton(*inputs[repetition], scale=scale, plan=plan, config=config)
+    return attend_triton(*inputs[repetition], scale=scale, plan=plan, config=config)[0]
