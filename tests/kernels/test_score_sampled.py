@@ -1,35 +1,48 @@
-"""Column sums of sampled segments in Triton against the PyTorch path."""
+"""Column sums of sampled rows in Triton against the PyTorch path."""
 
 import pytest
 import torch
 
-from patternsearch.kernels.score.sampled import segment_column_sums
-from patternsearch.patterns.geometry import query_segments
+from patternsearch.kernels.score.sampled import unit_column_sums
+from patternsearch.patterns.row_sampling import sample_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def sums_of(q, k, segments, lse, backend):
+def sums_of(q, k, units, lse, backend):
     n = q.shape[2]
-    whole = torch.zeros(q.shape[1], len(segments), -(-n // 64) * 64, device=q.device)
-    for piece in segment_column_sums(q, k, scale=0.3, lse=lse, segments=segments, backend=backend):
+    whole = torch.zeros(q.shape[1], len(units), -(-n // 64) * 64, device=q.device)
+    for piece in unit_column_sums(q, k, scale=0.3, lse=lse, units=units, backend=backend):
         flat = piece.sums.transpose(1, 2).flatten(2)
-        whole[piece.heads, piece.segments, : flat.shape[2]] = flat
+        whole[piece.heads, piece.units, : flat.shape[2]] = flat
     return whole
 
 
+def units_of(n, unit_rows, monkeypatch):
+    """A sample of units of so many rows, partial ones among them."""
+    import patternsearch.patterns.row_sampling as module
+
+    monkeypatch.setattr(module, "MIN_ROWS", 1)
+    monkeypatch.setattr(module, "_unit_rows", lambda n, fraction: unit_rows)
+    return sample_rows(n, 1 / 4, 0).units
+
+
 @pytest.mark.parametrize(
-    ("n", "num_heads", "num_kv", "d", "dtype"),
+    ("n", "num_heads", "num_kv", "d", "dtype", "unit_rows"),
     [
-        (1, 2, 1, 64, torch.float32),
-        (63, 2, 2, 80, torch.float32),
-        (200, 4, 2, 64, torch.float16),
-        (515, 3, 1, 96, torch.float16),
-        (330, 2, 1, 256, torch.float32),
-        pytest.param(9000, 8, 2, 128, torch.bfloat16, marks=pytest.mark.gpu),
+        (1, 2, 1, 64, torch.float32, 8),
+        (63, 2, 2, 80, torch.float32, 4),
+        (200, 4, 2, 64, torch.float16, 16),
+        (515, 3, 1, 96, torch.float16, 8),
+        (330, 2, 1, 256, torch.float32, 32),
+        (500, 2, 1, 64, torch.float32, 64),
+        *(
+            pytest.param(9000, 8, 2, 128, torch.bfloat16, rows, marks=pytest.mark.gpu)
+            for rows in (4, 8, 16, 32, 64)
+        ),
     ],
 )
-def test_triton_equals_torch(n, num_heads, num_kv, d, dtype, monkeypatch):
+def test_triton_equals_torch(n, num_heads, num_kv, d, dtype, unit_rows, monkeypatch):
     import patternsearch.kernels.score.triton_sampled as module
 
     monkeypatch.setattr(module, "_SUMS_ELEMENTS", 2**14 if n < 1000 else 2**24)
@@ -41,9 +54,8 @@ def test_triton_equals_torch(n, num_heads, num_kv, d, dtype, monkeypatch):
     )
     hidden = torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1)
     lse = (logits * 0.3).masked_fill(hidden, -torch.inf).logsumexp(-1)
-    bounds, _ = query_segments(n, 64)
-    segments = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))[::2]
-    ours = sums_of(q, k, segments, lse, "triton")
-    theirs = sums_of(q, k, segments, lse, "torch")
+    units = units_of(n, unit_rows, monkeypatch)
+    ours = sums_of(q, k, units, lse, "triton")
+    theirs = sums_of(q, k, units, lse, "torch")
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)

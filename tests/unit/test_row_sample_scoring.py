@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from patternsearch.errors import InputError
-from patternsearch.kernels.score.sampled import segment_column_sums
+from patternsearch.kernels.score.sampled import unit_column_sums
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -13,7 +13,6 @@ from patternsearch.patterns.candidates import (
     VerticalSlashLastQ,
     VerticalSlashSpread,
 )
-from patternsearch.patterns.geometry import query_segments
 from patternsearch.schema.scores import LOW_COLUMNS, SAMPLED_COLUMNS, SCORES_COLUMNS
 from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.table import sample_table
@@ -74,20 +73,30 @@ def test_sample_of_all_rows_equals_the_exact_scores(n, consumer):
     assert kinds == {"dense", "vertical_slash", "block_sparse"}
 
 
-def test_column_sums_are_sums_of_probabilities():
+@pytest.mark.parametrize("with_lse", [False, True])
+@pytest.mark.parametrize("step", [1, 4, 16])
+def test_column_sums_are_sums_of_probabilities(step, with_lse, monkeypatch):
+    import patternsearch.kernels.score.sampled as module
+
+    monkeypatch.setattr(module, "_SUMS_ELEMENTS", {"cpu": 2**15, "cuda": 2**15})
     q, k = layer(400)
-    bounds, _ = query_segments(400, 64)
-    segments = [(int(bounds[s]), int(bounds[s + 1])) for s in (0, 2, 5, 7)]
+    units = [
+        range(start, min(start - start % 64 + 64, 400), step)
+        for start in (0, 1, 130, 131, 140, 327, 384, 385, 390)
+        if step > 1 or start % 64 == 0
+    ]
     logits = torch.einsum("hid,hjd->hij", q[0], k[0].repeat_interleave(2, 0)) * 0.25
-    p = logits.masked_fill(torch.ones(400, 400).triu(1).bool(), -torch.inf).softmax(-1)
+    logits = logits.masked_fill(torch.ones(400, 400).triu(1).bool(), -torch.inf)
+    p, lse = logits.softmax(-1), logits.logsumexp(-1)
     seen = 0
-    for piece in segment_column_sums(q, k, scale=0.25, lse=None, segments=segments):
-        for place, (first, last) in enumerate(segments[piece.segments]):
-            ours = piece.sums[:, :, place].flatten(1)[:, :400]
-            theirs = p[piece.heads, first:last].sum(1)[:, : ours.shape[1]]
-            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-            seen += 1
-    assert seen == 4 * len(segments) / 4
+    for piece in unit_column_sums(q, k, scale=0.25, lse=lse if with_lse else None, units=units):
+        for place, unit in enumerate(units[piece.units]):
+            ours = piece.sums[:, :, place].flatten(1)
+            theirs = p[piece.heads, list(unit)].sum(1)[:, : ours.shape[1]]
+            torch.testing.assert_close(ours[:, :400], theirs, atol=1e-5, rtol=1e-5)
+            assert (ours[:, 400:] == 0).all()
+            seen += len(theirs)
+    assert seen == 4 * len(units)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +150,7 @@ def test_oracle_is_refused_with_a_sample():
 
 
 def test_table_appends_the_columns_of_sampling():
-    q, k = layer(1500)
+    q, k = layer(3500)
     scores = LayerScorer(CANDIDATES, row_sample=1 / 8).score(q, k, scale=0.25)
     named = {"sample_id": "a", "source": "b", "split": "calibration", "length": 1500}
     table = sample_table({0: scores}, **named, num_tokens=1500).to_pandas()
@@ -153,7 +162,7 @@ def test_selection_goes_by_the_lower_bound():
     from patternsearch.selection.arrays import scores_from_frame
     from patternsearch.selection.statistics import reached_mass
 
-    q, k = layer(1500)
+    q, k = layer(3500)
     scores = LayerScorer(CANDIDATES, row_sample=1 / 8).score(q, k, scale=0.25)
     named = {"sample_id": "a", "source": "b", "split": "calibration", "length": 1500}
     frame = sample_table({0: scores}, **named, num_tokens=1500).to_pandas()

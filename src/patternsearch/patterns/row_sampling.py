@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stratified sample of query segments, and unbiased sums over all rows from it.
+"""A stratified sample of query rows, and unbiased sums over all rows from it.
 
-The population is the segments of :func:`~patternsearch.patterns.geometry.query_segments` for tiles
-of 64. Partial segments and the first and last tiles are always in the sample; every quarter of the
-rows is cut into strata of consecutive whole segments, and each stratum gives at least two of its
-own at random. So a sum over rows is estimated without bias, and its variance from the differences
-within strata (Cochran, Sampling Techniques, 3rd ed., §5.4). What a fixed budget captures changes
-with the logarithm of the position, so strata grow with it: small ones where rows are short.
+What is drawn are units: rows of one tile of 64, evenly spaced in it. Neighbouring tiles attend
+differently, so a few rows of every tile say more than all rows of a few tiles. The units of a
+quarter of the rows, in order, are cut into strata that each give two of their own at random, which
+is what an unbiased variance needs (Cochran, Sampling Techniques, 3rd ed., §5.4). In short prompts
+a stratum is one tile, in long ones several. The last tiles, and tiles that a quarter's bound or
+the end of the prompt cuts, are scored whole.
 """
 
 import hashlib
@@ -19,15 +19,19 @@ from numpy.typing import NDArray
 
 from patternsearch.patterns.geometry import NUM_REGIONS, query_segments
 
-__all__ = ["EDGE_TILES", "SEGMENT", "RowSample", "sample_rows"]
+__all__ = ["EDGE_TILES", "MIN_ROWS", "SEGMENT", "RowSample", "sample_rows"]
 
 SEGMENT = 64
-"""Rows of a whole segment."""
+"""Rows of a tile."""
 EDGE_TILES = 4
-"""Query tiles of 64 at the beginning and at the end that are always scored."""
+"""Tiles at the end that are always scored."""
+MIN_ROWS = 2048
+"""Rows that are scored at least: the error depends on their number, hardly on the fraction."""
 _PER_STRATUM = 2
-_PER_REGION = 8
-"""Segments of a quarter that are scored at least, beside the ones that always are."""
+_MIN_UNIT_ROWS = 4
+_MAX_UNITS = 512
+"""Units drawn at most, while they have fewer rows than a tile: what follows the products costs
+time by the unit."""
 
 Int = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,29 +39,37 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """Which segments are scored, and what they stand for.
+    """Which units are scored, and what they stand for.
 
     Attributes:
-        segments: int64 [m], places in ``query_segments(n, 64)``, ascending.
-        first_row: int64 [m], first row of each.
-        end_row: int64 [m], row past the last of each.
-        region: int64 [m], quarter of each.
+        stride: distance of the rows of a unit, a divisor of 64.
+        first_row: int64 [m], first row of each unit.
+        num_rows: int64 [m], rows of each; 64 / stride, or fewer of a cut tile.
+        region: int64 [m], quarter of each, ascending.
         stratum: int64 [m], ascending; a stratum lies in one region.
-        sizes: int64 [strata], segments of each stratum in the population.
-        chosen: int64 [strata], segments of each stratum in the sample.
+        sizes: int64 [strata], units of each stratum in the population.
+        chosen: int64 [strata], units of each stratum in the sample.
     """
 
-    segments: Int
+    stride: int
     first_row: Int
-    end_row: Int
+    num_rows: Int
     region: Int
     stratum: Int
     sizes: Int
     chosen: Int
 
     @property
+    def units(self) -> list[range]:
+        """The rows of each unit."""
+        return [
+            range(first, first + self.stride * count, self.stride)
+            for first, count in zip(self.first_row.tolist(), self.num_rows.tolist(), strict=True)
+        ]
+
+    @property
     def weights(self) -> Floats:
-        """How many segments of the population each one stands for, float64 [m]."""
+        """How many units of the population each one stands for, float64 [m]."""
         return (self.sizes / self.chosen)[self.stratum]
 
     @property
@@ -72,7 +84,7 @@ class RowSample:
         """Factor of each stratum's sum of squared deviations, float64 [strata].
 
         Σ over strata of it times Σ (y − mean of the stratum)² estimates the variance of the sum
-        without bias: N²·(1 − m/N) / (m·(m − 1)) for m of N segments; 0 where all were taken.
+        without bias: N²·(1 − m/N) / (m·(m − 1)) for m of N units; 0 where all were taken.
         """
         m, size = self.chosen, self.sizes
         factor = size * (size - m) / np.maximum(m * (m - 1), 1)
@@ -88,11 +100,12 @@ class RowSample:
 
 
 def sample_rows(n: int, fraction: float, seed: int, *key: int) -> RowSample:
-    """Choose the segments of a sample.
+    """Choose the rows of a sample.
 
     Args:
         n: real tokens.
-        fraction: of the whole segments of each region, in (0, 1]; at least eight are taken.
+        fraction: of the rows of whole tiles in each region, in (0, 1]; raised to that of
+            ``MIN_ROWS`` of n.
         seed: of the choice.
         key: more numbers that the choice depends on, such as the layer.
 
@@ -100,51 +113,61 @@ def sample_rows(n: int, fraction: float, seed: int, *key: int) -> RowSample:
         The sample; the same arguments give the same one everywhere.
     """
     assert 0.0 < fraction <= 1.0
-    bounds, region = query_segments(n, SEGMENT)
-    first, end = bounds[:-1], bounds[1:]
-    tile = first // SEGMENT
-    edge = (tile < EDGE_TILES) | ((n - 1) // SEGMENT - tile < EDGE_TILES)
-    always = (end - first < SEGMENT) | edge
-    lottery = _lottery(len(region), (seed, n, *key))
-    strata: list[tuple[Int, Int]] = [(np.array([at]), np.array([at])) for at in always.nonzero()[0]]
+    fraction = min(1.0, max(fraction, MIN_ROWS / n))
+    stride = SEGMENT // _unit_rows(n, fraction)
+    bounds, segment_region = query_segments(n, SEGMENT)
+    length = np.diff(bounds)
+    last_tile = (n - 1) // SEGMENT
+    always = (length < SEGMENT) | (last_tile - bounds[:-1] // SEGMENT < EDGE_TILES)
+    # The units of a segment of fewer rows than the stride are single rows.
+    per_segment = np.minimum(length, stride)
+    segment = np.repeat(np.arange(len(length)), per_segment)
+    offset = np.arange(len(segment)) - np.repeat(per_segment.cumsum() - per_segment, per_segment)
+    first_row = bounds[segment] + offset
+    num_rows = -(-(length[segment] - offset) // stride)
+    region = segment_region[segment]
+
+    lottery = _lottery(len(segment), (seed, n, *key))
+    drawn = ~always[segment]
+    strata = [(np.array([at]), np.array([at])) for at in np.flatnonzero(~drawn)]
     for r in range(NUM_REGIONS):
-        members = np.flatnonzero((region == r) & ~always)
-        wanted = min(len(members), max(_PER_REGION, math.ceil(fraction * len(members))))
-        for stratum in _strata(members, wanted):
-            num_chosen = min(_PER_STRATUM, len(stratum))
+        members = np.flatnonzero((region == r) & drawn)
+        for stratum in _strata(members, math.ceil(fraction * len(members))):
             tickets = np.argsort(lottery[stratum], kind="stable")
-            strata.append((stratum, np.sort(stratum[tickets[:num_chosen]])))
+            strata.append((stratum, np.sort(stratum[tickets[:_PER_STRATUM]])))
     strata.sort(key=lambda pair: int(pair[0][0]))
-    # Always-scored segments may lie between those of a stratum, so segments are sorted again.
-    segments = np.concatenate([chosen for _, chosen in strata])
-    number = np.repeat(np.arange(len(strata)), [len(chosen) for _, chosen in strata])
-    order = np.argsort(segments, kind="stable")
-    segments = segments[order]
+    chosen = np.concatenate([mine for _, mine in strata])
+    counts = np.array([len(mine) for _, mine in strata], dtype=np.int64)
     return RowSample(
-        segments=segments,
-        first_row=first[segments],
-        end_row=end[segments],
-        region=region[segments],
-        stratum=number[order],
+        stride=stride,
+        first_row=first_row[chosen],
+        num_rows=num_rows[chosen],
+        region=region[chosen],
+        stratum=np.repeat(np.arange(len(strata)), counts),
         sizes=np.array([len(stratum) for stratum, _ in strata], dtype=np.int64),
-        chosen=np.array([len(chosen) for _, chosen in strata], dtype=np.int64),
+        chosen=counts,
     )
 
 
-def _strata(members: Int, wanted: int) -> list[Int]:
-    """Cut consecutive segments into strata whose sizes grow with their position.
+def _unit_rows(n: int, fraction: float) -> int:
+    """Return a power of two: two units a tile if that is not too many, or as few as allowed."""
+    rows = _MIN_UNIT_ROWS
+    while rows < SEGMENT and (
+        _PER_STRATUM * 2 * rows <= fraction * SEGMENT or fraction * n > _MAX_UNITS * rows
+    ):
+        rows *= 2
+    return rows
 
-    Two of each make at least ``wanted``. Where that would be all of them, each stands for itself.
+
+def _strata(members: Int, wanted: int) -> list[Int]:
+    """Cut units into consecutive strata of nearly equal size, of which two make ``wanted``.
+
+    Where that would be all of them, each stands for itself.
     """
     num_strata = -(-wanted // _PER_STRATUM)
     if len(members) <= _PER_STRATUM * num_strata:
         return [members[at : at + 1] for at in range(len(members))]
-    grown = np.geomspace(members[0], members[-1] + 1, num_strata + 1) - members[0]
-    cuts = [0]
-    for place in range(1, num_strata):
-        room_after = len(members) - _PER_STRATUM * (num_strata - place)
-        cuts.append(min(max(round(grown[place]), cuts[-1] + _PER_STRATUM), room_after))
-    cuts.append(len(members))
+    cuts = [len(members) * at // num_strata for at in range(num_strata + 1)]
     return [members[a:b] for a, b in itertools.pairwise(cuts)]
 
 

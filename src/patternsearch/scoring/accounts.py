@@ -92,7 +92,7 @@ class Regions:
 
 
 class SampledRegions:
-    """Estimates of the sums over the query rows of each region, from a sample of segments."""
+    """Estimates of the sums over the query rows of each region, from a sample of the rows."""
 
     def __init__(self, sample: RowSample, device: torch.device) -> None:
         def tensor(values: NDArray[Any]) -> Tensor:
@@ -108,9 +108,9 @@ class SampledRegions:
         )
         self._members = tensor(stratum)
 
-    def sum(self, by_segment: Tensor) -> Tensor:
-        """Turn [..., segments] into float64 [..., 8]: estimated sums by region, their variances."""
-        values = by_segment.double()
+    def sum(self, by_unit: Tensor) -> Tensor:
+        """Turn [..., units] into float64 [..., 8]: estimated sums by region, their variances."""
+        values = by_unit.double()
         deviation = values - (values @ self._mean)[..., self._stratum]
         squares = (deviation * deviation) @ self._members
         return torch.cat([values @ self._expand, squares @ self._variance], dim=-1)
@@ -124,7 +124,7 @@ class Accounts:
         num_rows: rows a head.
         n: real tokens.
         device: of the tensors that will be put in.
-        sample: which segments were scored; None if all.
+        sample: which rows were scored; None if all.
         first_head: global number of the first head, for errors.
     """
 

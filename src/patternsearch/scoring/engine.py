@@ -16,7 +16,7 @@ from torch import Tensor
 from patternsearch.errors import InputError
 from patternsearch.kernels import index as torch_index
 from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
-from patternsearch.kernels.score.sampled import segment_column_sums
+from patternsearch.kernels.score.sampled import unit_column_sums
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -75,10 +75,10 @@ class LayerScorer:
             64 reads, for ``minference``, ``vllm`` and ``sglang``. The last two run a ``vertical``
             of 30 as 130, and are scored so. Other candidates do not depend on it.
         backend: ``torch`` runs anywhere; ``triton`` needs CUDA tensors and their ``lse``.
-        row_sample: fraction of the query tiles that are scored, in (0, 1]. Below 1 masses are
+        row_sample: fraction of the query rows that are scored, in (0, 1]. Below 1 masses are
             unbiased estimates with standard errors, and logical masses that need single elements
             are not computed.
-        row_seed: of the choice of query tiles.
+        row_seed: of the choice of rows.
 
     Raises:
         InputError: a candidate cannot run on the consumer's kernels, or the oracle index is asked
@@ -272,31 +272,28 @@ class LayerScorer:
         """Score the rows of a sample; enter Vertical-Slash and return the masses of tiles."""
         num_heads, device = q.shape[1], q.device
         first_row = torch.from_numpy(sample.first_row).to(device)
-        num_segments = len(first_row)
-        segment_mass = torch.zeros(
-            num_heads, num_segments, num_tiles(accounts.n, 64), device=device
-        )
+        units = sample.units
+        unit_mass = torch.zeros(num_heads, len(units), num_tiles(accounts.n, 64), device=device)
         missed = [
             torch.empty(
                 num_heads,
-                num_segments,
+                len(units),
                 index.table.num_buckets,
                 len(index.vertical.distinct),
                 device=device,
             )
             for index in slashes
         ]
-        segments = list(zip(sample.first_row.tolist(), sample.end_row.tolist(), strict=True))
-        for piece in segment_column_sums(
-            q, k, scale=scale, lse=lse, segments=segments, backend=self.backend
+        for piece in unit_column_sums(
+            q, k, scale=scale, lse=lse, units=units, backend=self.backend
         ):
-            at, sums = piece.segments, piece.sums
-            segment_mass[piece.heads, at, : sums.shape[1]] = sums.sum(-1).transpose(1, 2)
+            at, sums = piece.units, piece.sums
+            unit_mass[piece.heads, at, : sums.shape[1]] = sums.sum(-1).transpose(1, 2)
             for index, mine in zip(slashes, missed, strict=True):
-                mine[piece.heads, at] = index.missed_by_segment(sums, piece.heads, first_row[at])
-        masses = TileMasses(segment_mass, accounts.n, sample)
+                mine[piece.heads, at] = index.missed_by_unit(sums, piece.heads, first_row[at])
+        masses = TileMasses(unit_mass, accounts.n, sample)
         assert isinstance(masses.regions, SampledRegions)
-        rows = torch.from_numpy(sample.end_row - sample.first_row).to(device)
+        rows = torch.from_numpy(sample.num_rows).to(device)
         for index, mine in zip(slashes, missed, strict=True):
             index.put_sampled(accounts, mine, rows, masses.regions)
         return masses, None

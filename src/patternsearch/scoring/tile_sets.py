@@ -36,9 +36,9 @@ class TileMasses:
     """Mass of key tiles by query segment, and by query tile, of either tile size.
 
     Args:
-        segment_mass: [Hq, segments, num_tiles(n, 64)].
+        segment_mass: [Hq, segments, num_tiles(n, 64)]; of a sample, its units are the segments.
         n: real tokens.
-        sample: which of the segments these are; None for all.
+        sample: which rows were scored; None for all.
     """
 
     def __init__(self, segment_mass: Tensor, n: int, sample: RowSample | None = None) -> None:
@@ -199,7 +199,7 @@ def put_block_sparse(
         else:
             score = scores[heads]
         if masses.is_sampled:
-            order = _rank_rows(score[:, query], query)[..., : max(budgets)]
+            order = _rank_rows(score, query, max(budgets))
         else:
             order = rank_blocks(score)[:, query, : max(budgets)]
         ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
@@ -209,12 +209,19 @@ def put_block_sparse(
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)
 
 
-def _rank_rows(scores: Tensor, query: Tensor) -> Tensor:
+def _rank_rows(scores: Tensor, query: Tensor, budget: int) -> Tensor:
     """Rank the key tiles of some query tiles as :func:`rank_blocks` ranks those of all.
 
     Args:
-        scores: [heads, segments, tiles], a copy; −inf above the diagonal.
-        query: int64 [segments], the query tile of each row.
+        scores: [heads, tiles, tiles]; −inf above the diagonal.
+        query: int64 [segments], the query tile of each, ascending.
+        budget: how many of the ranked are wanted.
+
+    Returns:
+        int64 [heads, segments, budget].
     """
-    scores.scatter_(2, query[None, :, None].expand(len(scores), -1, -1), float("inf"))
-    return torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    tiles, place = torch.unique_consecutive(query, return_inverse=True)
+    mine = scores[:, tiles]
+    mine.scatter_(2, tiles[None, :, None].expand(len(mine), -1, -1), float("inf"))
+    order = torch.sort(mine, dim=-1, descending=True, stable=True).indices
+    return order[:, place, :budget]

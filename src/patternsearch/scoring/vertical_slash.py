@@ -130,13 +130,13 @@ class VerticalSlashIndex:
             logical=logical,
         )
 
-    def missed_by_segment(self, sums: Tensor, heads: slice, first_row: Tensor) -> Tensor:
-        """Return float32 [heads, segments, M, V]: what each pair of budgets misses of a segment.
+    def missed_by_unit(self, sums: Tensor, heads: slice, first_row: Tensor) -> Tensor:
+        """Return float32 [heads, units, M, V]: what each pair of budgets misses of a unit's rows.
 
         Args:
-            sums: [heads, key tiles, segments, 64], the column sums of the segments.
+            sums: [heads, key tiles, units, 64], the column sums of the units.
             heads: which heads these are.
-            first_row: int64 [segments], first row of each segment.
+            first_row: int64 [units], first row of each unit; all its rows are of one tile of 64.
         """
         tiles, device = sums.shape[1], sums.device
         tile = self.table.tile
@@ -150,11 +150,11 @@ class VerticalSlashIndex:
         if self.table.kind == "tile":
             key = torch.arange(tiles, device=device) * 64 // tile
             bucket = self.table.bucket[heads][:, (query - key[:, None]).clamp(min=0)]
-            outside = (bucket[..., None] > extents).float()  # [heads, tiles, segments, M]
-            missed = torch.matmul(sums, left_out)  # [heads, tiles, segments, V]
+            outside = (bucket[..., None] > extents).float()  # [heads, tiles, units, M]
+            missed = torch.matmul(sums, left_out)  # [heads, tiles, units, V]
             return torch.einsum("htsm,htsv->hsmv", outside, missed)
         key = torch.arange(tiles * 64, device=device).view(tiles, 1, 64)
-        entry = (tile * (query + 1) - 1)[:, None] - key  # [tiles, segments, 64]
+        entry = (tile * (query + 1) - 1)[:, None] - key  # [tiles, units, 64]
         bucket = self.table.bucket[heads][:, entry.clamp(min=0)]
         parts = [
             torch.matmul(torch.where(bucket > extent, sums, 0), left_out).sum(1)
@@ -165,18 +165,18 @@ class VerticalSlashIndex:
     def put_sampled(
         self, accounts: Accounts, missed: Tensor, rows: Tensor, regions: SampledRegions
     ) -> None:
-        """Enter the candidates from a sample of segments; their logical mass is not known.
+        """Enter the candidates from a sample of rows; their logical mass is not known.
 
         Args:
             accounts: receives the rows.
-            missed: [Hq, segments, M, V].
-            rows: [segments], rows of each.
-            regions: turn segments into regions.
+            missed: [Hq, units, M, V].
+            rows: [units], number of rows of each.
+            regions: turn units into regions.
         """
         device = missed.device
         extent = torch.tensor(self.extent.of_candidate, device=device)
         vertical = torch.tensor(self.vertical.of_candidate, device=device)
-        captured = rows[:, None] - missed[:, :, extent, vertical]  # [Hq, segments, G]
+        captured = rows[:, None] - missed[:, :, extent, vertical]  # [Hq, units, G]
         tiles, pairs, columns = self._counts(accounts.n)
         logical = None
         if self.logical_table is not None:

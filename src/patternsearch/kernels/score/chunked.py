@@ -17,7 +17,7 @@ from torch import Tensor
 from patternsearch.kernels.score.tables import BucketTable, ScoreMasses
 from patternsearch.patterns.geometry import NUM_REGIONS, num_tiles, query_segments
 
-__all__ = ["column_sums_of_segments", "score_masses_chunked"]
+__all__ = ["score_masses_chunked"]
 
 _SEGMENT = 64
 _CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
@@ -96,29 +96,6 @@ def score_masses_chunked(
                 width = min(n, total.shape[1])
                 column_sum[heads, :width] += total[:, :width]
     return ScoreMasses(segment_mass, column_mass, column_sum, offset_sum, logical)
-
-
-def column_sums_of_segments(
-    q: Tensor,
-    k: Tensor,
-    *,
-    scale: float,
-    lse: Tensor | None,
-    segments: Sequence[tuple[int, int]],
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield (heads, places in ``segments``, sums) piece by piece.
-
-    See :func:`patternsearch.kernels.score.sampled.segment_column_sums`.
-    """
-    _check(q, k, lse, ())
-    state = _Pass(q[0], k[0], scale, lse, (), False, (), ())
-    rows = [_Segment(first, last) for first, last in segments]
-    nothing = _RunOutputs([], None, None)
-    for heads in state.head_groups():
-        step = state.segments_at_once(heads)
-        for first in range(0, len(rows), step):
-            places = slice(first, min(first + step, len(rows)))
-            yield heads, places, state.run(heads, rows[places], nothing)
 
 
 def _check(q: Tensor, k: Tensor, lse: Tensor | None, tables: Sequence[BucketTable]) -> None:

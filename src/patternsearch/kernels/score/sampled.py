@@ -1,59 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Column sums of some query segments: what row sampling needs of the score pass.
+"""Column sums of some query rows: what row sampling needs of the score pass.
 
-A segment's sums over its at most 64 rows, for every key, are 1/64 of its probabilities; whatever
-is asked of whole tiles or of columns follows from them. They are handed over piece by piece, never
-all at once.
+Rows come in units within one tile of 64. A unit's sums over its rows, for every key, are a small
+part of its probabilities; whatever is asked of whole tiles or of columns follows from them. They
+are handed over piece by piece, never all at once.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from patternsearch.kernels.score.chunked import column_sums_of_segments
+__all__ = ["BLOCK_ROWS", "ColumnSums", "unit_column_sums", "unit_rows"]
 
-__all__ = ["ColumnSums", "segment_column_sums"]
+BLOCK_ROWS = 64
+"""Query rows that are multiplied at a time: several units, or one of a whole tile."""
+_SUMS_ELEMENTS = {"cpu": 2**22, "cuda": 2**27}
+"""Largest number of sums held at a time by device type; at least those of one block of rows."""
+_PRODUCT_ELEMENTS = {"cpu": 2**21, "cuda": 2**27}
+"""Largest number of probabilities held at a time; at least those of one kv head."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSums:
-    """Sums of some heads and consecutive items of the list of segments.
+    """Sums of some heads and consecutive items of the list of units.
 
     Attributes:
         heads: query heads.
-        segments: places in the list of segments.
-        sums: float32 [heads, key tiles, segments, 64], Σ over the segment's rows of p_ij at key
-            j = 64·tile + column; key tiles up to the one of the last segment; 0 beyond a row.
+        units: places in the list of units.
+        sums: float32 [heads, key tiles, units, 64], Σ over the unit's rows of p_ij at key
+            j = 64·tile + column; key tiles up to the one of the last unit; 0 beyond a row.
     """
 
     heads: slice
-    segments: slice
+    units: slice
     sums: Tensor
 
 
-def segment_column_sums(
+def unit_column_sums(
     q: Tensor,
     k: Tensor,
     *,
     scale: float,
     lse: Tensor | None,
-    segments: Sequence[tuple[int, int]],
+    units: Sequence[range],
     backend: str = "torch",
 ) -> Iterator[ColumnSums]:
-    """Yield the column sums of every head and segment once.
+    """Yield the column sums of every head and unit once.
 
     Args:
         q: [1, Hq, n, d], floating, any strides.
         k: [1, Hkv, n, d], not repeated.
         scale: factor of the logits.
         lse: float32 [Hq, n], natural log-sum-exp of each row; needed by ``triton``.
-        segments: first row and row past the last, ascending, each within one tile of 64.
+        units: rows of each, all with one step, each within one tile of 64; tiles ascend.
         backend: ``torch`` anywhere; ``triton`` on CUDA.
     """
     if backend == "triton":
         from patternsearch.kernels.score.triton_sampled import launch_column_sums as run
     else:
-        run = column_sums_of_segments
-    for heads, places, sums in run(q, k, scale=scale, lse=lse, segments=segments):
+        run = _column_sums
+    for heads, places, sums in run(q, k, scale=scale, lse=lse, units=units):
         yield ColumnSums(heads, places, sums)
+
+
+def unit_rows(units: Sequence[range]) -> Tensor:
+    """Lay out the rows of units in blocks of 64 rows.
+
+    Returns:
+        int32 [blocks, units of a block, rows of a unit] on the CPU, −1 where there is no row. A
+        unit has a power of two of places.
+    """
+    places = 1 << (max(len(unit) for unit in units) - 1).bit_length()
+    per_block = BLOCK_ROWS // places
+    rows = torch.full((-(-len(units) // per_block) * per_block, places), -1, dtype=torch.int32)
+    for row, unit in zip(rows, units, strict=False):
+        row[: len(unit)] = torch.arange(unit.start, unit.stop, unit.step, dtype=torch.int32)
+    return rows.view(-1, per_block, places)
+
+
+def _column_sums(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float,
+    lse: Tensor | None,
+    units: Sequence[range],
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield (heads, places in ``units``, sums) in plain PyTorch, computed in float32."""
+    num_heads, n, group = q.shape[1], q.shape[2], q.shape[1] // k.shape[1]
+    assert q.shape[0] == k.shape[0] == 1, (q.shape, k.shape)
+    assert k.shape[2:] == q.shape[2:], (q.shape, k.shape)
+    assert num_heads == group * k.shape[1], (q.shape, k.shape)
+    products, held = (
+        limits.get(q.device.type, limits["cuda"]) for limits in (_PRODUCT_ELEMENTS, _SUMS_ELEMENTS)
+    )
+    blocks = unit_rows(units).to(q.device)
+    per_block = blocks.shape[1]
+    step_heads = group * max(1, products // (group * BLOCK_ROWS * n))
+    step_units = per_block * max(1, held // (step_heads * n * per_block))
+    for head in range(0, num_heads, step_heads):
+        heads = slice(head, min(head + step_heads, num_heads))
+        keys = k[0, heads.start // group : heads.stop // group].float()
+        for first in range(0, len(units), step_units):
+            places = slice(first, min(first + step_units, len(units)))
+            width = (units[places.stop - 1].start // 64 + 1) * 64
+            count = places.stop - places.start
+            sums = torch.zeros(heads.stop - heads.start, width // 64, count, 64, device=q.device)
+            for at in range(0, count, per_block):
+                rows = blocks[(first + at) // per_block, : count - at]
+                p = _probabilities(q[0, heads], keys, scale, lse, heads, rows.flatten())
+                total = p.view(len(p), *rows.shape, p.shape[2]).sum(2)
+                tiles = total.shape[2] // 64
+                sums[:, :tiles, at : at + len(rows)] = total.unflatten(2, (tiles, 64)).transpose(
+                    1, 2
+                )
+            yield heads, places, sums
+
+
+def _probabilities(
+    q: Tensor, keys: Tensor, scale: float, lse: Tensor | None, heads: slice, rows: Tensor
+) -> Tensor:
+    """Return [heads, rows, keys of all tiles up to the last row's]; 0 for a row of −1.
+
+    Args:
+        q: [heads, n, d].
+        keys: float32 [kv heads, n, d].
+        scale: factor of the logits.
+        lse: float32 [Hq, n] of all heads, or None to normalise each row here.
+        heads: which heads these are.
+        rows: [rows], at least one of them a row.
+    """
+    first, width = int(rows[0]) // 64 * 64, (int(rows.max()) // 64 + 1) * 64
+    real = min(width, keys.shape[1])
+    at = rows.clamp(min=0)
+    queries = (q[:, at].float() * scale).reshape(len(keys), -1, q.shape[2])
+    logits = torch.bmm(queries, keys[:, :real].transpose(1, 2)).view(len(q), len(rows), real)
+    hidden = torch.arange(first, real, device=q.device) > at[:, None]
+    logits[..., first:].masked_fill_(hidden, float("-inf"))
+    if lse is None:
+        p = torch.softmax(logits, dim=-1)
+    else:
+        p = logits.sub_(lse[heads][:, at, None]).exp_()
+    if int(rows.min()) < 0:
+        p.masked_fill_((rows < 0)[:, None], 0.0)
+    return torch.nn.functional.pad(p, (0, width - real)) if real < width else p
