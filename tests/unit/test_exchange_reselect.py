@@ -88,6 +88,21 @@ def test_an_imported_config_and_a_time_budget_need_more(scores):
         reselect(_config("minference", objective="mass"), "vllm", scores)
 
 
+def test_a_budget_recorded_as_a_fraction_needs_no_times(scores):
+    config = _config("minference", objective="mass", target_mass=None, budget_fraction=0.6)
+    chosen = reselect(config, "minference", scores)
+    assert chosen.selection.objective == "mass"
+    assert chosen.selection.budget_fraction == 0.6
+    assert chosen.selection.budget_ms is None
+
+
+@pytest.mark.parametrize("tolerance", [None, 0.0, 0.5])
+def test_the_recorded_tie_tolerance_is_kept(scores, tolerance):
+    config = _config("minference", tie_tolerance=tolerance)
+    kept = reselect(config, "minference", scores).selection.tie_tolerance
+    assert kept == (0.02 if tolerance is None else tolerance)
+
+
 def test_missing_scores_are_named(scores, tmp_path):
     with pytest.raises(ScoresError, match="does not exist"):
         reselect(_config("minference"), "vllm", type(scores)(tmp_path))

@@ -224,6 +224,16 @@ class TestMass:
         assert values == sorted(values)
         assert values[-1] == 6.0
 
+    def test_record_holds_what_was_asked_for(self, scores):
+        options = SelectionOptions(
+            objective="mass", target_mass=None, budget_fraction=0.3, tie_tolerance=0.1
+        )
+        record = select_heads(scores, options).record
+        assert (record.budget_fraction, record.tie_tolerance) == (0.3, 0.1)
+        assert record.budget_ms is None
+        by_time = select_heads(scores, SelectionOptions()).record
+        assert (by_time.budget_fraction, by_time.tie_tolerance) == (None, 0.02)
+
     def test_upgrades_lead_to_the_next_corner_at_the_best_rate(self, scores):
         options = SelectionOptions(objective="mass", target_mass=None, budget_fraction=0.3)
         selected = select_heads(scores, options)

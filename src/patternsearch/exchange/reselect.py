@@ -67,15 +67,18 @@ def _options(selection: Selection, to: ConsumerName, *, is_measured: bool) -> "S
     from patternsearch.selection.options import SelectionOptions
 
     is_mass = selection.objective == "mass"
-    if is_mass and (selection.budget_ms is None or not is_measured):
+    fraction = selection.budget_fraction if is_mass else None
+    if is_mass and fraction is None and (selection.budget_ms is None or not is_measured):
         raise InputError(
             "the config was selected for most mass within a time budget, which needs --timings: "
             f"run `patternsearch select` with --consumer {to} and export its config"
         )
+    known = {} if selection.tie_tolerance is None else {"tie_tolerance": selection.tie_tolerance}
     return SelectionOptions(
         target_mass=selection.target_mass,
         objective="mass" if is_mass else "time",
-        budget_ms=selection.budget_ms if is_mass else None,
+        budget_ms=selection.budget_ms if is_mass and fraction is None else None,
+        budget_fraction=fraction,
         statistic=selection.statistic,
         regions=selection.regions,
         kinds=selection.kinds,
@@ -83,6 +86,7 @@ def _options(selection: Selection, to: ConsumerName, *, is_measured: bool) -> "S
         max_density=selection.max_density,
         dense_layers=selection.dense_layers,
         tp_size=selection.tp_size,
+        **known,
     )
 
 

@@ -185,11 +185,18 @@ class Selection(Document):
     )
     target_mass: Fraction | None
     budget_ms: Milliseconds | None
+    budget_fraction: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=None, description="the budget as it was asked for, of dense; null if in ms or none"
+    )
     statistic: Literal["worst", "p05", "mean"]
     regions: Literal["each", "all"]
     kinds: tuple[Kind, ...]
     max_density: Fraction | None
     dense_layers: tuple[NonNegativeInt, ...]
+    tie_tolerance: Fraction | None = Field(
+        default=None,
+        description="costs within this fraction of the cheapest count as equal; null: not recorded",
+    )
     tp_size: PositiveInt
     measured: bool = Field(description="true only if times come from a timing table")
     timings_sha256: Sha256 | None
