@@ -28,7 +28,7 @@ def test_frontier_prints_both_tables(scores):
     assert result.exit_code == 0, result.output
     assert "measured: false" in result.stdout
     assert "Estimators" in result.stdout
-    assert "vertical_slash spread" in result.stdout
+    assert "V-Slash spread" in result.stdout
 
 
 def test_frontier_json_holds_every_point(scores):

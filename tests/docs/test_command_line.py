@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from patternsearch.cli._summary import KIND_HEADS, kinds_by_layer
+from patternsearch.cli._summary import kinds_by_layer
+from patternsearch.cli._tables import KIND_HEADS
 from patternsearch.cli._workflow import STEPS
 from patternsearch.cli.app import app
 from patternsearch.patterns.candidates import KINDS

@@ -2,12 +2,13 @@
 """A config on one screen of 100 columns; the map of heads reads with and without colour."""
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from patternsearch.cli._tables import plain_table
 from patternsearch.exchange.summary import RankView, Summary
 from patternsearch.exchange.words import LETTERS, number, short_pattern
 from patternsearch.schema.config import HeadEntry, PatternConfig
@@ -20,9 +21,8 @@ _MAP_WIDTH = 64
 
 def config_view(config: PatternConfig, summary: Summary) -> Iterator[Any]:
     """Yield the whole screen."""
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_column(style="bold", no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = plain_table("", "name", "text", left=("name", "text"), heads=False)
+    facts.columns[0].style = "bold"
     for name, text in _facts(config, summary):
         facts.add_row(name, Text(text))
     yield facts
@@ -122,10 +122,8 @@ def head_map(rows: Iterable[str | None], layer_types: tuple[str, ...]) -> Text:
 def _worst(config: PatternConfig, summary: Summary) -> Table:
     is_file = config.imported is not None
     score = config.imported.score_kind if config.imported else "worst-region mass"
-    table = Table(title="Worst heads", title_justify="left", box=None, pad_edge=False)
-    for name in ("layer", "head", score.replace("_", " "), "at tokens", "density"):
-        table.add_column(name, justify="right")
-    table.add_column("pattern")
+    names = ("layer", "head", score.replace("_", " "), "at tokens", "density", "pattern")
+    table = plain_table("Worst heads", *names, left=("pattern",))
     for x in summary.worst:
         at = next((at for at in x.entry.lengths if at.length == x.length), None)
         table.add_row(
@@ -140,29 +138,29 @@ def _worst(config: PatternConfig, summary: Summary) -> Table:
 
 
 def layer_view(layer: int, heads: tuple[HeadEntry, ...], first: int = 0) -> Table:
-    """Return a table of every head of a layer; ``first`` is the number of the first head."""
-    table = Table(title=f"Layer {layer}", title_justify="left", box=None, pad_edge=False)
-    table.add_column("head", justify="right")
-    table.add_column("pattern")
+    """Return a table of every head of a layer: a line a length, the runner-up below the pattern.
+
+    ``first`` is the number of the first head.
+    """
     lengths = [at.length for at in heads[0].lengths]
-    for length in lengths:
-        for name in (f"mass {length}", "density", "ms"):
-            table.add_column(name, justify="right")
-    if not lengths:
-        table.add_column("file score", justify="right")
-    table.add_column("runner-up")
+    numbers = ("tokens", "worst-region mass", "density", "ms") if lengths else ("file score",)
+    title = f"Layer {layer}; under each pattern its runner-up"
+    table = plain_table(title, "head", "pattern", *numbers, left=("pattern",))
     for head, entry in enumerate(heads, start=first):
-        cells = [
-            cell
-            for at in entry.lengths
-            for cell in (
+        names = [short_pattern(entry.pattern)]
+        if entry.runner_up:
+            names.append(f"  or {short_pattern(entry.runner_up.pattern)}")
+        rows: list[tuple[str, ...]] = [
+            (
+                str(at.length),
                 number(at.mass_worst_region, 4),
                 number(at.density),
                 number(at.predicted_ms),
             )
-        ] or [number(entry.imported_score, 4)]
-        second = short_pattern(entry.runner_up.pattern) if entry.runner_up else "–"
-        table.add_row(str(head), short_pattern(entry.pattern), *cells, second)
+            for at in entry.lengths
+        ] or [(number(entry.imported_score, 4),)]
+        for place, (name, cells) in enumerate(zip_longest(names, rows, fillvalue=())):
+            table.add_row(str(head) if place == 0 else "", name or "", *cells)
     return table
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A difference for a terminal of 100 columns."""
+"""A difference for a terminal of 80 columns or more."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from patternsearch.cli._tables import plain_table
 from patternsearch.exchange.diff import Diff, LayerChange, Totals
 from patternsearch.exchange.diff_output import FIELD_PARTS, field_value, kinds_in_words
 from patternsearch.exchange.fields import FieldChange
@@ -14,7 +15,6 @@ from patternsearch.exchange.words import number, short_pattern
 
 __all__ = ["diff_tables"]
 
-_WIDTH = 100
 _MAX_HEADS = 20
 _MAX_LAYERS = 20
 
@@ -32,6 +32,10 @@ def diff_tables(diff: Diff) -> Iterator[Any]:
             yield _fields(part.replace("_", " ").capitalize(), changes)
     if diff.differs():
         yield _totals(diff)
+        yield Text(
+            f"heads that differ: {diff.count('pattern')} pattern, {diff.count('budget')} budget, "
+            f"{diff.count('numbers')} numbers only, {diff.count('stale')} stale"
+        )
     if diff.layers:
         yield _layers(diff.layers)
         if moved := diff.most_moved():
@@ -41,15 +45,8 @@ def diff_tables(diff: Diff) -> Iterator[Any]:
         yield _fields("Versions (information, no difference)", diff.provenance)
 
 
-def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(title=title, title_justify="left", width=None, box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
 def _fields(title: str, changes: tuple[FieldChange, ...]) -> Table:
-    table = _table(title, "field", "A", "B")
+    table = plain_table(title, "field", "A", "B", left=("field", "A", "B"))
     table.columns[0].max_width = 34
     table.columns[1].max_width = table.columns[2].max_width = 31
     for change in changes:
@@ -70,23 +67,17 @@ def _totals(diff: Diff) -> Table:
 
     at = f" at {diff.length} tokens" if diff.length else ""
     names = ["heads", f"density{at}", f"predicted ms{at}", f"mean score{at}"]
-    table = _table("Totals", "", "A", "B")
+    table = plain_table("Totals", "", "A", "B", left=("", "A", "B"))
     table.columns[1].max_width = table.columns[2].max_width = 36
     for row in zip(names, cells(diff.totals[0]), cells(diff.totals[1]), strict=True):
         table.add_row(*row)
-    counts = [
-        f"{diff.count('pattern')} pattern",
-        f"{diff.count('budget')} budget",
-        f"{diff.count('numbers')} numbers only",
-        f"{diff.count('stale')} stale",
-    ]
-    table.add_row("heads that differ", ", ".join(counts), "")
     return table
 
 
 def _layers(layers: tuple[LayerChange, ...]) -> Table:
-    names = ("layer", "pattern", "budget", "numbers", "stale", "density A", "B", "ms A", "B ms")
-    table = _table(_some("Layers", len(layers), _MAX_LAYERS), *names, right=names)
+    counts = ("layer", "pattern", "budget", "numbers", "stale")
+    sides = ("density A", "density B", "ms A", "ms B")
+    table = plain_table(_some("Layers", len(layers), _MAX_LAYERS), *counts, *sides)
     for x in sorted(layers, key=lambda layer: layer.moved, reverse=True)[:_MAX_LAYERS]:
         table.add_row(
             *map(str, (x.layer, x.num_pattern, x.num_budget, x.num_numbers, x.num_stale)),
@@ -98,8 +89,7 @@ def _layers(layers: tuple[LayerChange, ...]) -> Table:
 def _heads(diff: Diff) -> Table:
     heads = [head for layer in diff.layers for head in layer.heads]
     names = ("layer", "head", "A", "B", "score A", "score B", "")
-    right = ("layer", "head", "score A", "score B")
-    table = _table(_some("Heads", len(heads), _MAX_HEADS), *names, right=right)
+    table = plain_table(_some("Heads", len(heads), _MAX_HEADS), *names, left=("A", "B", ""), gap=1)
     for head in heads[:_MAX_HEADS]:
         table.add_row(
             str(head.layer),

@@ -4,22 +4,15 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.table import Table
 
+from patternsearch.cli._tables import KIND_HEADS, plain_table
+
+if TYPE_CHECKING:
     from patternsearch.calibration.api import CalibrationOutcome
     from patternsearch.schema.config import HeadEntry, PatternConfig
 
-__all__ = ["KIND_HEADS", "calibration_summary", "kinds_by_layer"]
-
-KIND_HEADS = {
-    "dense": "Dense",
-    "a_shape": "A-shape",
-    "vertical_slash": "V-Slash",
-    "block_sparse": "Block",
-}
-"""Column heads of the kinds, in their order, short enough for 80 columns. (Importing the kinds
-themselves here would load pydantic before any command runs.)"""
+__all__ = ["calibration_summary", "kinds_by_layer"]
 
 
 def _density(entry: "HeadEntry") -> float:
@@ -31,17 +24,11 @@ def _worst(entry: "HeadEntry") -> float:
     return min((at.mass_worst_region for at in entry.lengths), default=1.0)
 
 
-def kinds_by_layer(config: "PatternConfig") -> "Table":
+def kinds_by_layer(config: "PatternConfig") -> Table:
     """Return a table of how many heads of each layer run which kind."""
-    from rich.table import Table
-
     longest = config.calibration.lengths[-1] if config.calibration else None
-    table = Table(title="Heads by layer", title_justify="left")
-    table.add_column("layer", justify="right")
-    for name in KIND_HEADS.values():
-        table.add_column(name, justify="right")
-    table.add_column(f"density at {longest}" if longest else "density", justify="right")
-    table.add_column("worst mass", justify="right")
+    density = f"density at {longest}" if longest else "density"
+    table = plain_table("Heads by layer", "layer", *KIND_HEADS.values(), density, "worst mass")
     everything: list[HeadEntry] = []
     for layer, entries in enumerate(config.heads):
         if entries is None:
@@ -49,7 +36,6 @@ def kinds_by_layer(config: "PatternConfig") -> "Table":
             continue
         everything.extend(entries)
         table.add_row(str(layer), *_row(entries))
-    table.add_section()
     table.add_row("all", *_row(everything))
     return table
 
@@ -84,11 +70,14 @@ def calibration_summary(outcome: "CalibrationOutcome") -> list[Any]:
         ),
     ]
     if not selected.record.measured:
-        lines.append(
-            "          measured: false, chosen by counted work; `patternsearch bench` on the GPU "
-            "that will serve,\n          then `patternsearch select` with its table, choose by "
-            "measured time"
-        )
+        lines += [
+            "times     measured: false, chosen by counted work; on the GPU that will serve:",
+            "          patternsearch bench -o gpu.json",
+            (
+                f"          patternsearch select {outcome.run.folder.root} -o "
+                f"{outcome.config_path} --timings gpu.json"
+            ),
+        ]
     return [kinds_by_layer(config), *lines]
 
 

@@ -3,8 +3,12 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from patternsearch.cli._tables import plain_table
+from patternsearch.validation.checks import INFORMATION
 
 if TYPE_CHECKING:
     from patternsearch.validation.checks import ValidationReport
@@ -14,30 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluation_tables", "validation_tables"]
 
+_JUDGED = ("quality", "task")
+"""Groups whose found values say little without the rule that they were held to."""
+
 _STYLES = {"ok": "green", "differs": "bold red", "cannot tell": "yellow"}
 
 
 def validation_tables(report: "ValidationReport") -> list[Any]:
     """Return the table of checks, the worst heads, and the verdict."""
-    table = Table(title=f"{report.config} on {report.model}", title_justify="left")
-    table.add_column("check", overflow="fold")
-    table.add_column("status", no_wrap=True)
-    table.add_column("expected", overflow="fold")
-    table.add_column("found", overflow="fold")
-    table.add_column("what to do", overflow="fold")
-    group = None
-    for check in report.checks:
-        if check.group != group:
-            table.add_section()
-            table.add_row(Text(check.group, style="bold"), "", "", "", "")
-            group = check.group
-        status = Text(check.status, style=_STYLES[check.status])
-        table.add_row(
-            Text(check.name), status, Text(check.expected), Text(check.found), Text(check.advice)
-        )
-    parts: list[Any] = [table]
+    parts: list[Any] = [_checks_table(report)]
     if report.quality is not None:
-        parts += [worst_heads_table(report.quality)]
+        parts.append(worst_heads_table(report.quality))
     parts += [Text(note, style="yellow") for note in report.notes]
     counts = {name: sum(c.status == name for c in report.checks) for name in _STYLES}
     said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
@@ -45,30 +36,50 @@ def validation_tables(report: "ValidationReport") -> list[Any]:
     return parts
 
 
+def _checks_table(report: "ValidationReport") -> Table:
+    """Return a line a check; what was expected and what to do stand below what is not well."""
+    columns = ("check", "status", "found")
+    table = plain_table(f"{report.config} on {report.model}", *columns, left=columns)
+    table.columns[0].max_width = 30
+    table.columns[1].no_wrap = True
+    group = None
+    for check in report.checks:
+        if check.group != group:
+            table.add_row(Text(check.group, style="bold"))
+            group = check.group
+        status = Text(check.status, style=_STYLES[check.status])
+        table.add_row(Padding(Text(check.name), (0, 0, 0, 2)), status, Text(check.found))
+        is_rule = check.group in _JUDGED and check.expected != INFORMATION
+        if check.status != "ok" or is_rule:
+            table.add_row("", "expected", Text(check.expected), style="dim")
+        if check.advice:
+            table.add_row("", "do", Text(check.advice))
+    return table
+
+
 def worst_heads_table(quality: "QualityReport") -> Table:
-    """Return the heads that lose most, and the budgets that would mend them."""
+    """Return the heads that lose most, and below each the budget that would mend it."""
     mended = {(r.layer, r.head, r.length): r for r in quality.remedies}
-    table = Table(title=f"Worst heads on {quality.origin}", title_justify="left")
-    for name in ("layer", "head", "length"):
-        table.add_column(name, justify="right")
-    table.add_column("pattern", overflow="fold")
-    for name in ("mass", "worst region", "index gap", "rel. error", "cosine"):
-        table.add_column(name, justify="right")
-    table.add_column("mended by", overflow="fold")
+    names = ("layer", "head", "tokens", "pattern", "mass", "worst\nregion", "index\ngap",
+             "rel.\nerror", "cosine")  # fmt: skip
+    title = f"Worst heads on {quality.origin}"
+    table = plain_table(title, *names, left=("pattern",), gap=1)
     for head in quality.worst_heads():
         remedy = mended.get((head.layer, head.head, head.length))
         table.add_row(
             str(head.layer),
             str(head.head),
             str(head.length),
-            head.pattern,
+            head.pattern + (f"\n→ {remedy.mended}" if remedy else ""),
             f"{head.mass:.4f}",
             f"{head.worst_region:.4f}",
             f"{head.index_gap:.4f}",
             f"{head.relative_error:.3f}",
             f"{head.cosine:.4f}",
-            remedy.mended if remedy else "",
         )
+    if mended:
+        table.caption = "→ the first doubling of the budget that reaches the target, else dense"
+        table.caption_justify = "left"
     return table
 
 
@@ -77,22 +88,11 @@ def evaluation_tables(report: "EvaluationReport") -> list[Any]:
     parts: list[Any] = []
     if report.task is not None:
         parts += task_tables(report.task)
-    table = Table(title="Prefill, milliseconds", title_justify="left")
-    table.add_column("tokens", justify="right")
-    table.add_column("run")
-    for name in ("total", "projection + RoPE", "index", "attention", "other"):
-        table.add_column(name, justify="right")
+    names = ("tokens", "run", "total", "projection + RoPE", "index", "attention", "other")
+    table = plain_table("Prefill, milliseconds", *names, left=("run",))
     for row in report.prefill:
-        attention = f"{row.attention_ms:.1f}"
-        table.add_row(
-            str(row.num_tokens),
-            row.run,
-            f"{row.total_ms:.1f}",
-            f"{row.projection_ms:.1f}",
-            f"{row.index_ms:.1f}",
-            attention,
-            f"{row.other_ms:.1f}",
-        )
+        times = (row.total_ms, row.projection_ms, row.index_ms, row.attention_ms, row.other_ms)
+        table.add_row(str(row.num_tokens), row.run, *(f"{time:.1f}" for time in times))
     parts.append(table)
     for pair in report.speedups():
         parts.append(
@@ -114,9 +114,8 @@ def evaluation_tables(report: "EvaluationReport") -> list[Any]:
 
 def task_tables(task: "TaskReport") -> list[Any]:
     """Return logits, retrieval and continuations."""
-    logits = Table(title="Logits, dense against sparse", title_justify="left")
-    for name in ("length", "positions", "KL", "top-1", "perplexity dense", "sparse"):
-        logits.add_column(name, justify="right")
+    names = ("tokens", "positions", "KL", "top-1", "perplexity dense", "sparse")
+    logits = plain_table("Logits, dense against sparse", *names)
     for row in task.logits:
         logits.add_row(
             str(row.length),
@@ -126,9 +125,8 @@ def task_tables(task: "TaskReport") -> list[Any]:
             f"{row.dense_perplexity:.3f}",
             f"{row.sparse_perplexity:.3f}",
         )
-    retrieval = Table(title="Retrieval, prompts answered", title_justify="left")
-    for name in ("task", "length", "depth", "prompts", "dense", "sparse"):
-        retrieval.add_column(name, justify="right")
+    names = ("task", "tokens", "depth", "prompts", "dense", "sparse")
+    retrieval = plain_table("Retrieval, prompts answered", *names, left=("task",))
     for found in task.retrieval:
         retrieval.add_row(
             found.task,

@@ -97,11 +97,10 @@ def _numbers(text: str, separator: str, what: str, example: str) -> tuple[int, .
 
 
 def _summary(table: "TimingTable") -> list[Any]:
-    from rich.table import Table
+    from patternsearch.cli._tables import plain_table
 
-    dense = Table(title=f"{table.device}, fastest dense, one head", title_justify="left")
-    for name in ("head_dim", "tokens", "backend", "ms"):
-        dense.add_column(name, justify="right")
+    title = f"{table.device}, fastest dense, one head"
+    dense = plain_table(title, "head_dim", "tokens", "backend", "ms")
     rows = [row for row in table.rows if row.op == "dense"]
     for shape in sorted({(row.head_dim, row.num_tokens) for row in rows}):
         best = min(
@@ -109,21 +108,20 @@ def _summary(table: "TimingTable") -> list[Any]:
             key=lambda row: row.p50_ms,
         )
         dense.add_row(str(shape[0]), str(shape[1]), best.backend, f"{best.head_ms:.4f}")
-    skipped = Table(title="Skipped: does not run here", title_justify="left")
-    for name in ("operation", "backend", "head_dim", "tokens", "case", "reason"):
-        skipped.add_column(name)
+    words = ("operation", "backend", "case and reason")
+    skipped = plain_table(
+        "Skipped: does not run here", *words[:2], "head_dim", "tokens", words[2], left=words
+    )
     for lack in table.skipped:
         skipped.add_row(
             lack.op,
             lack.backend or "–",
             str(lack.head_dim),
             str(lack.num_tokens),
-            lack.case,
-            lack.reason,
+            f"{lack.case}\n{lack.reason}",
         )
-    errors = Table(title="Error of the time model on held-out points", title_justify="left")
-    for name in ("operation", "points", "median", "worst"):
-        errors.add_column(name, justify="left" if name == "operation" else "right")
+    title = "Error of the time model on held-out points"
+    errors = plain_table(title, "operation", "points", "median", "worst", left=("operation",))
     for error in table.errors:
         errors.add_row(error.op, str(error.num_rows), f"{error.median:.1%}", f"{error.worst:.1%}")
     return [dense, errors, *([skipped] if table.skipped else [])]

@@ -12,13 +12,12 @@ def env(as_json: JsonOpt = False) -> None:
 
     Example: patternsearch env --json
     """
-    from rich.table import Table
-
+    from patternsearch.cli._tables import plain_table
     from patternsearch.timing.environment import describe_environment
 
     out = Output(as_json=as_json)
     facts = describe_environment()
-    table = Table(show_header=False, box=None)
+    table = plain_table("", "name", "value", left=("name", "value"), heads=False)
     for name, value in facts.items():
         table.add_row(name, "not installed" if value is None else str(value))
     out.show(table)

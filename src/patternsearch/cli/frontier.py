@@ -86,13 +86,12 @@ def _parse_targets(text: str | None) -> tuple[float, ...]:
 
 
 def _tables(found: "Frontier") -> list[Any]:
-    from rich.table import Table
+    from patternsearch.cli._tables import KIND_HEADS, plain_table
+    from patternsearch.exchange.words import number
 
     source = f"predicted for {found.device}" if found.measured else "counted pairs, measured: false"
-    curve = Table(title=f"What a target costs ({source})", title_justify="left")
-    for name in ("target", "length", "speed-up", "density", "mean mass", "dense", "a_shape",
-                 "vertical_slash", "block_sparse"):  # fmt: skip
-        curve.add_column(name, justify="right")
+    names = ("target", "length", "speed-up", "density", "mean mass", *KIND_HEADS.values())
+    curve = plain_table(f"What a target costs ({source})", *names)
     for point in found.points:
         curve.add_row(
             f"{point.target_mass:g}",
@@ -100,34 +99,25 @@ def _tables(found: "Frontier") -> list[Any]:
             f"{point.speed_up:.2f}×",
             f"{point.density:.3f}",
             f"{point.mass_mean:.4f}",
-            *(str(count) for count in point.heads_by_kind.values()),
+            *(str(point.heads_by_kind[kind]) for kind in KIND_HEADS),
         )
     title = f"Estimators, equal budgets (cost at target {found.target_mass:g}, fraction of dense)"
-    estimators = Table(title=title, title_justify="left")
-    unit = "index ms" if found.measured else "index products"
-    for name in ("estimator", "tile", "last_q", "spread rows", "length", "budgets", "density",
-                 "online mass", "oracle mass", "gap", unit, "cost"):  # fmt: skip
-        estimators.add_column(name, justify="left" if name == "estimator" else "right")
+    names = ("estimator", "rows", "length", "budgets", "density", "online\nmass", "index\ngap",
+             "index\nms" if found.measured else "index\nproducts", "cost")  # fmt: skip
+    estimators = plain_table(title, *names, left=("estimator", "rows"), gap=1)
     for row in found.estimators:
         estimators.add_row(
-            f"{row.kind} {row.estimator}",
-            str(row.tile),
-            _or_dash(row.last_q, "d"),
-            _or_dash(row.spread_rows, "d"),
+            f"{KIND_HEADS[row.kind]} {row.estimator}{' T128' if row.tile == 128 else ''}",
+            "+".join(str(rows) for rows in (row.last_q, row.spread_rows) if rows is not None),
             str(row.length),
             str(row.num_budgets),
             f"{row.density:.3f}",
             f"{row.mass_online:.4f}",
-            _or_dash(row.mass_oracle, ".4f"),
-            _or_dash(row.gap, ".4f"),
-            f"{row.index_cost:.4g}",
+            number(row.gap, 4),
+            f"{row.index_cost:.3g}",
             f"{row.cost_at_target:.3f}",
         )
     return [curve, estimators] if found.estimators else [curve]
-
-
-def _or_dash(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def register(app: typer.Typer) -> None:

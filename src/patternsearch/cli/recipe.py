@@ -41,13 +41,13 @@ def check(
 
     Example: patternsearch recipe check offline --lengths 2048
     """
-    from rich.table import Table
-
     from patternsearch.calibration.checking import check_recipe
+    from patternsearch.cli._tables import plain_table
 
     out = Output(as_json=as_json)
     checked = check_recipe(file, lengths=parse_lengths(lengths), samples=samples, seed=seed)
-    table = Table("source", "kind", "what", "calibration", "held-out")
+    words = ("source", "kind", "what")
+    table = plain_table("", *words, "calibration", "held-out", left=words)
     for source in checked.sources:
         table.add_row(
             source.name, source.kind, source.what, str(source.calibration), str(source.heldout)

@@ -27,7 +27,6 @@ from patternsearch.cli._selection import (
     parse_layers,
     time_model_for,
 )
-from patternsearch.cli._summary import kinds_by_layer
 
 if TYPE_CHECKING:
     from patternsearch.patterns.candidates import Kind
@@ -76,6 +75,7 @@ def select(
 
     Example: patternsearch select llama.scores -o llama.yaml --timings h200.json
     """
+    from patternsearch.cli._summary import kinds_by_layer
     from patternsearch.schema.io import dump_config
     from patternsearch.schema.scores import ScoresFolder
     from patternsearch.selection.document import load_run_record, select_config

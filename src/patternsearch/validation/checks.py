@@ -10,13 +10,16 @@ from patternsearch.runtime.mapping import MappingReport
 from patternsearch.validation.quality_report import QualityReport
 from patternsearch.validation.task_report import TaskReport
 
-__all__ = ["LEVELS", "Check", "Level", "ValidationReport", "overall_status"]
+__all__ = ["INFORMATION", "LEVELS", "Check", "Level", "ValidationReport", "overall_status"]
 
 Level = Literal["identity", "mapping", "quality", "task"]
 Group = Literal["identity", "tensor parallel", "mapping", "quality", "task", "consumer"]
 
 LEVELS: tuple[Level, ...] = ("identity", "mapping", "quality", "task")
 """From the cheapest to the dearest; each includes the ones before."""
+
+INFORMATION = "for information"
+"""What a check expects that only tells a number and judges nothing."""
 
 
 class Check(BaseModel):

@@ -99,7 +99,7 @@ def check_tensor_parallel(
     checks = [
         Check(
             group="tensor parallel",
-            name=f"heads over {size} ranks",
+            name=f"heads over {size} rank{'s' if size > 1 else ''}",
             status="ok",
             expected=f"{num_query // size} query heads a rank",
             found="; ".join(_slice_text(part) for part in slices[:8]) + ("; …" if size > 8 else ""),

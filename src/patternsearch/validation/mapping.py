@@ -55,7 +55,7 @@ def check_mapping(report: MappingReport) -> tuple[Check, ...]:
                 name="heads find themselves",
                 status="ok",
                 expected=f"{num_heads} heads at their own places",
-                found=f"{at_home} do",
+                found=f"{at_home} heads at their own places",
             )
         )
     return (*checks, _weights(report))

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from patternsearch.calibration.sample_scores import dense_attention_for
 from patternsearch.calibration.samples import Sample
+from patternsearch.exchange.words import short_pattern
 from patternsearch.model.capture import AttentionInputs, run_with_capture
 from patternsearch.model.loading import LoadedModel
 from patternsearch.model.support import attention_modules
-from patternsearch.patterns.candidates import Candidate, describe
+from patternsearch.patterns.candidates import Candidate
 from patternsearch.progress import Progress, Silent
 from patternsearch.runtime.attach import attach
 from patternsearch.runtime.sparse import SparseBackend, sparse_attention_of
@@ -322,7 +323,7 @@ def _head_rows(
             yield HeadQuality(
                 layer=layer,
                 head=head,
-                pattern=describe(entry.pattern),
+                pattern=short_pattern(entry.pattern),
                 length=length,
                 recorded_mass=recorded_mass(entry, length, judging.split),
                 mass=float(part.mass[head] / count),

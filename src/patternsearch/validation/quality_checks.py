@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from patternsearch.runtime.fit import Status
-from patternsearch.validation.checks import Check
+from patternsearch.validation.checks import INFORMATION, Check
 from patternsearch.validation.quality_report import HeadQuality, QualityReport
 from patternsearch.validation.remedies import MARGIN
 from patternsearch.validation.samples import JudgingSamples
@@ -43,7 +43,7 @@ def _checks(
         group="quality",
         name="output error, one layer sparse",
         status="ok",
-        expected="for information",
+        expected=INFORMATION,
         found=f"worst layer {worst.layer} at {worst.length}: relative L2 {worst.own_error:.3f}; "
         f"lowest cosine {sharpest.cosine:.3f} ({_place(sharpest)})",
     )
@@ -51,7 +51,7 @@ def _checks(
         group="quality",
         name="output error, all layers sparse",
         status="ok",
-        expected="for information",
+        expected=INFORMATION,
         found="; ".join(
             f"{length} tokens: {error:.3f}" for length, error in sorted(report.final_error.items())
         ),
@@ -61,7 +61,7 @@ def _checks(
         group="quality",
         name="index gap",
         status="ok",
-        expected="for information",
+        expected=INFORMATION,
         found=f"mean {_mean_gap(report):.4f}, largest {gap.index_gap:.4f} ({_place(gap)})",
     )
 
@@ -160,7 +160,7 @@ def _bound(report: QualityReport) -> Check:
         name="output error explained by lost mass",
         status="ok" if ok else "differs",
         expected="mean row error ≤ 2 · (1 − mass) · max ‖v‖, and rounding",
-        found=f"at most {worst.error_over_bound:.2f} of it ({_place(worst)})",
+        found=f"at most {worst.error_over_bound:.2f} of that bound ({_place(worst)})",
         advice="" if ok else "the attention that runs is not the one that was scored: report a bug",
     )
 

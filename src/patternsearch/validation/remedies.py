@@ -9,9 +9,10 @@ import torch
 
 from patternsearch.calibration.sample_scores import dense_attention_for
 from patternsearch.calibration.samples import Sample
+from patternsearch.exchange.words import short_pattern
 from patternsearch.model.capture import AttentionInputs, run_with_capture
 from patternsearch.model.loading import LoadedModel
-from patternsearch.patterns.candidates import Candidate, Dense, describe
+from patternsearch.patterns.candidates import Candidate, Dense
 from patternsearch.patterns.consumers import Consumer
 from patternsearch.runtime.sparse import SparseBackend
 from patternsearch.schema.config import PatternConfig
@@ -108,7 +109,7 @@ def _on_sample(
                             length=head.length,
                             pattern=head.pattern,
                             worst_region=head.worst_region,
-                            mended=describe(candidate),
+                            mended=short_pattern(candidate),
                             mended_worst_region=min(mass, 1.0),
                         )
                     )

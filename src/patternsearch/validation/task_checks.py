@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from patternsearch.runtime.fit import Status
-from patternsearch.validation.checks import Check
+from patternsearch.validation.checks import INFORMATION, Check
 from patternsearch.validation.task_report import Retrieval, TaskReport
 
 __all__ = ["TaskLimits", "check_task"]
@@ -69,7 +69,7 @@ def _checks(report: TaskReport, limits: TaskLimits) -> Iterator[Check]:
             group="task",
             name=f"greedy continuation at {agreement.length} tokens",
             status="ok",
-            expected="for information",
+            expected=INFORMATION,
             found=f"{agreement.agreeing_prefix:.0%} of {agreement.num_tokens} tokens before the "
             f"first change, {agreement.num_prompts} prompts",
         )
