@@ -163,7 +163,7 @@ def validate_on_ranks(
 def _check_ranks(request: ValidationRequest, size: int) -> None:
     if size != request.tp_size:
         raise InputError(
-            f"{size} processes were started for --tp-size {request.tp_size}: start one a rank, "
+            f"{size} ranks were started for --tp-size {request.tp_size}: start one a rank, "
             f"with torchrun --nproc-per-node {request.tp_size}, or a single one without torchrun"
         )
     if LEVELS.index(request.level) > LEVELS.index("mapping"):
