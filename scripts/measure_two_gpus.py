@@ -525,7 +525,7 @@ def prepare(runner, parts):
         shape = SHAPES[sizes.dp_model]
         wanted["dp"] = (sizes.dp_model, shape["layers"], sizes.dp_length)
     if "tp" in parts:
-        wanted["tp"] = (sizes.tp_model, sizes.tp_layers, sizes.kill_length)
+        wanted["tp"] = (sizes.tp_model, sizes.tp_layers, sizes.tp_length)
 
     def one(place):
         number, (name, (shape, layers, length)) = place
@@ -609,7 +609,8 @@ def prefill(model, length, configs, device):
         for path in map(Path, configs):
             config = load_config(path)
             for run in ("dense", "sparse") if not result else ("sparse",):
-                times = time_prefill(loaded.model, config, ids, run=run, repetitions=2)
+                count = 1 if run == "dense" else 3
+                times = time_prefill(loaded.model, config, ids, run=run, repetitions=count)
                 name = "dense" if run == "dense" else path.stem
                 result[name] = {
                     k: round(v, 2) for k, v in times.model_dump().items() if k.endswith("_ms")

@@ -8,12 +8,16 @@ own (NCCL on CUDA, gloo on the CPU), in which transformers shards the model by i
 asks that a tensor-parallel world hold nothing else.
 
 Messages are JSON, never pickles. Nothing here waits with a deadline: a rank that dies is noticed
-by torchrun, which ends the others at once. A rank that fails while its peers wait for it in a
-collective must die, not tidy up: taking a communicator apart waits for the peers too.
+by torchrun, which ends the others at once, and the ranks of a torchrun that dies end with it. A
+rank that fails while its peers wait for it in a collective must die, not tidy up: taking a
+communicator apart waits for the peers too.
 """
 
+import ctypes
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +32,7 @@ __all__ = ["PeerError", "Team", "is_first_process", "joined", "world_size"]
 _POLL_S = 0.2
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Of one collective inside a model copy; the slowest waits for a peer that still loads weights."""
+_PR_SET_PDEATHSIG = 1
 _UNIT = 1e3
 """Work is counted in thousands of multiply-adds, so that all of a run fits 63 bits."""
 
@@ -213,6 +218,8 @@ def joined(tp_size: int, device: str) -> Iterator[Team]:
             f"the processes of this run cannot meet at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({error}): start them with torchrun"
         ) from None
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        _end_with_launcher()
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     team = Team(rank, size, tp_size, local_rank, PrefixStore("patternsearch", store))
     try:
@@ -227,6 +234,15 @@ def joined(tp_size: int, device: str) -> Iterator[Team]:
             team.check()  # the leader may have met the same fault, and said so
         team.stop(error)
         raise
+
+
+def _end_with_launcher() -> None:
+    """Ask the kernel to end this process when torchrun dies.
+
+    Nobody would be left to end a rank that waits in a collective for one that has failed.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _take_gpu(team: Team) -> None:

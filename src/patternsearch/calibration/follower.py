@@ -34,17 +34,20 @@ def follow(request: CalibrationRequest, team: Team) -> None:
         PatternsearchError: this one did.
     """
     team.share("checked")
-    loaded = load_model(
-        request.model,
-        device=team.device(request.device),
-        dtype=request.dtype,
-        trust_remote_code=request.trust_remote_code,
-        allow_pickle=request.allow_pickle,
-        offline=request.offline,
-        require_tokenizer=False,
-        digests=False,
-        tensor_parallel=team.tp_size,
-    )
+    clock = PhaseClock()
+    with clock.phase("load"):
+        loaded = load_model(
+            request.model,
+            device=team.device(request.device),
+            dtype=request.dtype,
+            trust_remote_code=request.trust_remote_code,
+            allow_pickle=request.allow_pickle,
+            offline=request.offline,
+            require_tokenizer=False,
+            digests=False,
+            tensor_parallel=team.tp_size,
+        )
+    clock.device = loaded.device
     plan: dict[str, Any] = team.share("plan")
     scorer = LayerScorer(
         Grid.model_validate(plan["grid"]).expand(),
@@ -57,8 +60,8 @@ def follow(request: CalibrationRequest, team: Team) -> None:
     store = ScoresStore(scores_folder_of(request.output), plan["request"])
     samples = store.read_samples()
     if team.copy == 0:  # the leader's copy of the model: its ranks run in step
-        fingerprint_heads(loaded, seed=plan["fingerprint_seed"])
-    clock = PhaseClock(loaded.device)
+        with clock.phase("fingerprint"):
+            fingerprint_heads(loaded, seed=plan["fingerprint_seed"])
     share = share_of(plan["order"], team.copy, team.num_copies)
     score_share(
         samples,
