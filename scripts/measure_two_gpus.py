@@ -13,8 +13,9 @@ dp       Data parallel over samples: the files of two processes against those of
 tp       One copy of the model on two ranks: every head's scores and fingerprint against one GPU;
          time and memory by rank; a config's attention by rank, measured against predicted.
 kill     SIGKILL to one rank in the middle, of a data-parallel run (the first rank) and of a
-         tensor-parallel one (the second): when the other ends, what is lost, whether the resumed
-         run has the bytes of an undisturbed one.
+         tensor-parallel one (the second); a tensor-parallel rank that fails while the other waits
+         for it in a collective: when the other ends, what is lost, whether the resumed run has the
+         bytes of an undisturbed one.
 mapping  `validate --level mapping` by two running ranks: right ones pass; a rank that reads the
          other's entries, and one that holds the other's heads, are named.
 
@@ -409,72 +410,99 @@ def attention_by_rank(runner, model, calibrated):
 
 
 def part_kill(runner, models):
-    with ThreadPoolExecutor(2) as pool:
-        jobs = {
-            "dp, rank 0": pool.submit(kill_one, runner, models["dp"], "dp", 1, 0),
-            "tp, rank 1": pool.submit(kill_one, runner, models["dp"], "tp", RANKS, 1),
+    def one(mode):
+        tp = 1 if mode == "dp" else RANKS
+        options = {
+            "length": runner.sizes.kill_length,
+            "samples": runner.sizes.kill_samples,
+            "ranks": RANKS,
+            "tp": tp,
         }
-        result = {name: job.result() for name, job in jobs.items()}
+        calm, _ = runner.calibrate(f"kill_{mode}_calm", models["dp"], **options)
+        if mode == "dp":
+            return {"dp, rank 0 killed": disturb(runner, models["dp"], calm, options, 0)}
+        return {
+            "tp, rank 1 killed": disturb(runner, models["dp"], calm, options, 1),
+            "tp, rank 1 fails": disturb(runner, models["dp"], calm, options, None),
+        }
+
+    with ThreadPoolExecutor(2) as pool:
+        result = {name: row for rows in pool.map(one, ("dp", "tp")) for name, row in rows.items()}
     result["checks"] = {
         f"{name}: {what}": ok
         for name, row in result.items()
         for what, ok in {
-            "the other ends within 60 s": row["all_ended_after_s"] < 60,
-            "no finished sample is scored again": row["parts_kept"] == row["parts_at_kill"],
+            "the other ends within 60 s": row["ended_after_s"] < 60 and row["exit_code"] != 0,
+            "no finished sample is scored again": row["parts_kept"] == row["parts"] > 0,
             "the resumed run has the undisturbed bytes": row["differing_files"] == 0,
         }.items()
     }
     return result
 
 
-def kill_one(runner, model, mode, tp, victim):
-    """Kill one rank in the middle of a run, resume it, and compare with an undisturbed one."""
-    sizes = runner.sizes
-    options = {"length": sizes.kill_length, "samples": sizes.kill_samples, "ranks": RANKS, "tp": tp}
-    calm, _ = runner.calibrate(f"kill_{mode}_calm", model, **options)
-    output = runner.work / f"kill_{mode}_hit.yaml"
+def disturb(runner, model, calm, options, victim):
+    """End one rank in the middle of a run, resume it, and compare with an undisturbed run.
+
+    ``victim`` is the rank to kill; None lets rank 1 fail by itself, before its third sample.
+    """
+    name = calm.stem.replace("calm", "hit" if victim is not None else "fails")
+    output = calm.with_stem(name)
     shutil.rmtree(scores_folder_of(output).root, ignore_errors=True)
     output.unlink(missing_ok=True)
     command = runner.calibrate_command(model, output, **options)
     folder = scores_folder_of(output).scores
-    wanted = max(1, sizes.kill_samples // 3)
-    process = runner.start(f"kill_{mode}_hit", command)
-    began = time.monotonic()
+    raised = runner.work / f"{name}.raised"
+    if victim is None:
+        at = command.index("-m", command.index("--nproc-per-node"))
+        faulty = [str(ROOT / "tests" / "support" / "rank_faults.py"), "raises"]
+        process = runner.start(
+            name, command[:at] + faulty + command[at + 2 :], RAISED_AT=str(raised)
+        )
+    else:
+        process = runner.start(name, command)
     try:
-        while len(list(folder.glob("part-*.parquet"))) < wanted:
-            if process.poll() is not None or time.monotonic() - began > runner.timeout:
-                raise Failed(f"nothing to kill: {runner.tail(f'kill_{mode}_hit')}")
-            time.sleep(0.003)
-        ranks = rank_processes(process.pid)
-        os.kill(ranks[victim], signal.SIGKILL)
-        killed = time.monotonic()
-        before = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
-        others = [pid for rank, pid in ranks.items() if rank != victim]
-        while any(map(is_alive, others)) and time.monotonic() - killed < 120:
-            time.sleep(0.02)
-        ranks_ended = time.monotonic() - killed
-        process.communicate(timeout=120)
-        all_ended = time.monotonic() - killed
+        if victim is None:
+            process.communicate(timeout=runner.timeout + 60)
+            began = float(raised.read_text())
+        else:
+            began = kill_rank(runner, process, folder, victim)
+            process.communicate(timeout=120)
+        ended = time.monotonic() - began
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise Failed(f"{name}: {type(error).__name__}: {runner.tail(name)}") from None
     finally:
         if process.poll() is None:
             end(process)
-    # A sample that ended between the kill and the count is as good as the others.
-    after_kill = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
-    was_complete = output.exists()
-    _, out = runner.run(f"kill_{mode}_resumed", command)
-    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
+    _, out = runner.run(f"{name}_resumed", command)
+    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*.parquet")}
     return {
-        "other_rank_ended_after_s": round(ranks_ended, 2),
-        "all_ended_after_s": round(all_ended, 2),
+        "ended_after_s": round(ended, 2),
         "exit_code": process.returncode,
-        "was_complete": was_complete,
-        "parts_at_kill": len(before),
-        "parts_kept": sum(kept.get(name) == when for name, when in before.items()),
-        "parts_after_kill": len(after_kill),
+        "samples": options["samples"],
+        "parts": len(before),
+        "parts_kept": sum(after.get(part) == when for part, when in before.items()),
         "num_resumed": json.loads(out)["num_resumed"],
-        "samples": sizes.kill_samples,
         **compare_files(output, calm),
     }
+
+
+def kill_rank(runner, process, folder, victim):
+    """Kill a rank once a third of the samples is on disk; return when."""
+    began = time.monotonic()
+    while len(list(folder.glob("part-*.parquet"))) < max(1, runner.sizes.kill_samples // 3):
+        if process.poll() is not None or time.monotonic() - began > runner.timeout:
+            raise Failed(f"no rank to kill in {folder.parent.name}")
+        time.sleep(0.003)
+    ranks = rank_processes(process.pid)
+    os.kill(ranks[victim], signal.SIGKILL)
+    killed = time.monotonic()
+    while any(is_alive(pid) for pid in ranks.values()) and time.monotonic() - killed < 100:
+        time.sleep(0.01)
+    print(
+        f"  {folder.parent.name}: all ranks gone {time.monotonic() - killed:.1f} s after the kill"
+    )
+    return killed
 
 
 def part_mapping(runner, models):
@@ -580,7 +608,8 @@ def build(folder, shape, layers, device):
             narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
             parameter.normal_(0.0, (0.3 if narrow else 1.0) * parameter.shape[-1] ** -0.5)
             if "embed" in name:
-                parameter.normal_(0.0, 1.0)
+                # What all tokens share makes each head prefer offsets of its own.
+                parameter.normal_(0.0, 1.0).add_(torch.randn(s["hidden"]).to(dtype))
             if name.endswith("q_proj.weight"):
                 order = gain[torch.randperm(s["heads"])].to(dtype)
                 parameter.mul_(order.repeat_interleave(s["dim"])[:, None])

@@ -3,21 +3,25 @@
     torchrun --nproc-per-node 2 tests/support/rank_faults.py FAULT validate CONFIG MODEL …
 
 `none`: as it is. `entries`: rank 1 reads the config's entries of rank 0. `weights`: rank 1 holds
-the query, key and value projections of rank 0.
+the query, key and value projections of rank 0. `raises`: rank 1 fails before its third sample,
+while rank 0 waits for it in a collective, and writes the time to the file in RAISED_AT.
 """
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 FAULTS = ("none", "entries", "weights")
+"""Those of validate."""
 
 
 def plant(fault):
     """Plant a fault in this process; on ``weights`` every rank must do so."""
-    assert fault in FAULTS
+    assert fault in (*FAULTS, "raises")
     rank = int(os.environ["RANK"])
     if fault == "entries" and rank == 1:
         from patternsearch.validation import ranks
@@ -38,6 +42,19 @@ def plant(fault):
             return model
 
         loading._load_weights = load_wrong
+    if fault == "raises" and rank == 1:
+        from patternsearch.calibration import loop
+
+        score, calls = loop.score_sample, []
+
+        def fail_third(*arguments):
+            calls.append(time.monotonic())
+            if len(calls) == 3:
+                Path(os.environ["RAISED_AT"]).write_text(str(calls[-1]))
+                raise RuntimeError("planted: out of memory")
+            return score(*arguments)
+
+        loop.score_sample = fail_third
 
 
 if __name__ == "__main__":

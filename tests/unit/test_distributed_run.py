@@ -100,6 +100,30 @@ def test_dead_rank_ends_the_run_which_then_resumes(model, alone, tmp_path):
     assert snapshot(output) == snapshot(alone)
 
 
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_ranks_of_a_dead_launcher_end_with_it(model, tmp_path):
+    output = tmp_path / "c.yaml"
+    process = start_calibrate(model, output, "--tp-ranks", 2, processes=2)
+    folder = scores_folder_of(output)
+    while not folder.samples.exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while any(map(is_running, children)):
+        assert time.monotonic() < deadline, "a rank outlives its launcher"
+        time.sleep(0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_kills_at_random_moments_of_two_ranks_lose_nothing(model, alone, tmp_path):
