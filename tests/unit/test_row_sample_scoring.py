@@ -1,11 +1,13 @@
 """Scores from a sample of rows: exact where nothing is left out, unbiased and honest elsewhere."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from patternsearch.errors import InputError
-from patternsearch.kernels.score.sampled import unit_column_sums
+from patternsearch.kernels.score.sampled import near_masses, unit_column_sums
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -13,7 +15,9 @@ from patternsearch.patterns.candidates import (
     VerticalSlashLastQ,
     VerticalSlashSpread,
 )
+from patternsearch.patterns.row_sampling import RowSample
 from patternsearch.schema.scores import LOW_COLUMNS, SAMPLED_COLUMNS, SCORES_COLUMNS
+from patternsearch.scoring.accounts import SampledRegions
 from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.table import sample_table
 from support.planted import planted_qk
@@ -52,6 +56,14 @@ def layer(n, seed=0, num_heads=4, num_kv=2, d=16):
     return q, k
 
 
+def probabilities(q, k, scale):
+    """p [Hq, n, n] and the rows' log-sum-exp."""
+    keys = k[0].repeat_interleave(q.shape[1] // k.shape[1], 0)
+    logits = torch.einsum("hid,hjd->hij", q[0], keys) * scale
+    logits = logits.masked_fill(torch.ones(logits.shape[1:]).triu(1).bool(), -torch.inf)
+    return logits.softmax(-1), logits.logsumexp(-1)
+
+
 @pytest.mark.parametrize("consumer", ["patternsearch", "minference"])
 @pytest.mark.parametrize("n", [300, 777])
 def test_sample_of_all_rows_equals_the_exact_scores(n, consumer):
@@ -85,9 +97,7 @@ def test_column_sums_are_sums_of_probabilities(step, with_lse, monkeypatch):
         for start in (0, 1, 130, 131, 140, 327, 384, 385, 390)
         if step > 1 or start % 64 == 0
     ]
-    logits = torch.einsum("hid,hjd->hij", q[0], k[0].repeat_interleave(2, 0)) * 0.25
-    logits = logits.masked_fill(torch.ones(400, 400).triu(1).bool(), -torch.inf)
-    p, lse = logits.softmax(-1), logits.logsumexp(-1)
+    p, lse = probabilities(q, k, 0.25)
     seen = 0
     for piece in unit_column_sums(q, k, scale=0.25, lse=lse if with_lse else None, units=units):
         for place, unit in enumerate(units[piece.units]):
@@ -99,14 +109,78 @@ def test_column_sums_are_sums_of_probabilities(step, with_lse, monkeypatch):
     assert seen == 4 * len(units)
 
 
-@pytest.fixture(scope="module")
-def trials():
+@pytest.mark.parametrize("n", [1, 63, 200, 450])
+def test_near_masses_are_those_of_three_tiles(n, monkeypatch):
+    import patternsearch.kernels.score.sampled as module
+
+    monkeypatch.setattr(module, "_PRODUCT_ELEMENTS", {"cpu": 2**16, "cuda": 2**16})
+    q, k = layer(n)
+    p, lse = probabilities(q, k, 0.25)
+    ours = near_masses(q, k, scale=0.25, lse=lse)
+    for i in range(n):
+        tile = i // 64
+        wanted = [0, tile if tile > 0 else None, tile - 1 if tile > 1 else None]
+        for which, key_tile in enumerate(wanted):
+            mass = torch.zeros(4)
+            if key_tile is not None:
+                mass = p[:, i, key_tile * 64 : key_tile * 64 + 64].sum(-1)
+            torch.testing.assert_close(ours[:, i, which], mass, atol=1e-5, rtol=1e-5)
+
+
+def draw(pairs):
+    """Two of each of two strata of five rows, then a stratum of one row taken whole."""
+    rows = np.array([*pairs[0], *(5 + at for at in pairs[1]), 10])
+    return RowSample(
+        stride=64, first_row=rows, num_rows=np.ones(5, dtype=np.int64),
+        region=np.array([0, 0, 1, 1, 1]), stratum=np.array([0, 0, 1, 1, 2]),
+        sizes=np.array([5, 5, 1]), chosen=np.array([2, 2, 1]),
+        row_stratum=np.array([0] * 5 + [1] * 5 + [2]),
+    )  # fmt: skip
+
+
+def test_correction_by_what_is_known_leaves_the_estimate_unbiased():
+    """Over all draws, exactly, however badly a straight line fits."""
+    random = np.random.default_rng(0)
+    known = torch.from_numpy(random.uniform(0, 1, (2, 11, 2)))
+    values = known[..., :1].square().transpose(1, 2) + torch.from_numpy(
+        random.uniform(0, 1, (2, 3, 11))
+    )
+    truth = torch.stack([values[..., :5].sum(-1), values[..., 5:].sum(-1)], -1)
+    pairs = list(itertools.combinations(range(5), 2))
+    plain, corrected, variances = [], [], []
+    for two in itertools.product(pairs, pairs):
+        sample = draw(two)
+        mine = values[..., torch.from_numpy(sample.first_row)]
+        plain.append(SampledRegions(sample, mine.device).sum(mine)[..., :2])
+        both = SampledRegions(sample, mine.device, known).sum(mine)
+        corrected.append(both[..., :2])
+        variances.append(both[..., 4:6])
+    for estimates in (plain, corrected):
+        torch.testing.assert_close(torch.stack(estimates).mean(0), truth, rtol=1e-10, atol=1e-10)
+    assert (torch.stack(corrected) - torch.stack(plain)).abs().max() > 0.01
+    spread = torch.stack(corrected).var(0, unbiased=False)
+    torch.testing.assert_close(torch.stack(variances).mean(0), spread, rtol=1e-10, atol=1e-10)
+
+
+def test_correction_makes_a_line_exact():
+    known = torch.rand(1, 11, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = 0.2 + 0.7 * known.transpose(1, 2)
+    sample = draw([(0, 3), (1, 2)])
+    ours = SampledRegions(sample, known.device, known).sum(values[..., sample.first_row])
+    truth = torch.stack([values[..., :5].sum(-1), values[..., 5:].sum(-1)], -1)
+    torch.testing.assert_close(ours[..., :2], truth, atol=1e-2, rtol=0)
+    assert ours[..., 4:].max() < 1e-4
+
+
+@pytest.fixture(scope="module", params=["plain", "corrected"])
+def trials(request):
     q, k = layer(4096, num_heads=2, num_kv=1)
     candidates = [CANDIDATES[i] for i in (0, 1, 5, 8, 13, 15)]
     exact = LayerScorer(candidates).score(q, k, scale=0.25)
+    lse = probabilities(q, k, 0.25)[1] if request.param == "corrected" else None
     sampled = [
-        LayerScorer(candidates, row_sample=1 / 4, row_seed=seed).score(q, k, scale=0.25)
-        for seed in range(40)
+        LayerScorer(candidates, row_sample=1 / 4, row_seed=seed).score(q, k, scale=0.25, lse=lse)
+        for seed in range(25)
     ]
     return exact, sampled
 

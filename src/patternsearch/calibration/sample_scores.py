@@ -19,9 +19,14 @@ from patternsearch.scoring.engine import LayerScorer, LayerScores
 __all__ = ["dense_attention_for", "score_sample"]
 
 
-def dense_attention_for(device: torch.device) -> Any:
-    """Return the dense attention of the forward: on CUDA one that also gives the log-sum-exp."""
-    if device.type != "cuda":
+def dense_attention_for(device: torch.device, *, with_lse: bool = False) -> Any:
+    """Return the dense attention of the forward; on CUDA one that also gives the log-sum-exp.
+
+    Args:
+        device: where the model runs.
+        with_lse: give it on the CPU too.
+    """
+    if device.type != "cuda" and not with_lse:
         return None
     from patternsearch.kernels.score.lse import attention_with_lse
 
@@ -57,10 +62,9 @@ def score_sample(
         on_layer(inputs.layer)
 
     token_ids = torch.from_numpy(sample.token_ids.astype("int64"))[None]
+    attention = dense_attention_for(loaded.device, with_lse=scorer.row_sample < 1.0)
     with clock.phase("forward"), chunked_mlps(loaded.model):
-        run_with_capture(
-            loaded, token_ids, on_attention, dense_attention=dense_attention_for(loaded.device)
-        )
+        run_with_capture(loaded, token_ids, on_attention, dense_attention=attention)
     if loaded.tensor_parallel > 1:
         with clock.phase("gather"):
             return _gathered(scores, loaded)

@@ -49,6 +49,7 @@ class RowSample:
         stratum: int64 [m], ascending; a stratum lies in one region.
         sizes: int64 [strata], units of each stratum in the population.
         chosen: int64 [strata], units of each stratum in the sample.
+        row_stratum: int64 [n], the stratum of each row's unit.
     """
 
     stride: int
@@ -58,6 +59,7 @@ class RowSample:
     stratum: Int
     sizes: Int
     chosen: Int
+    row_stratum: Int
 
     @property
     def units(self) -> list[range]:
@@ -137,6 +139,14 @@ def sample_rows(n: int, fraction: float, seed: int, *key: int) -> RowSample:
             strata.append((stratum, np.sort(stratum[tickets[:_PER_STRATUM]])))
     strata.sort(key=lambda pair: int(pair[0][0]))
     chosen = np.concatenate([mine for _, mine in strata])
+    sizes = np.array([len(stratum) for stratum, _ in strata], dtype=np.int64)
+    stratum_of_unit = np.empty(len(segment), dtype=np.int64)
+    stratum_of_unit[np.concatenate([stratum for stratum, _ in strata])] = np.repeat(
+        np.arange(len(strata)), sizes
+    )
+    row_segment = np.repeat(np.arange(len(length)), length)
+    row_offset = (np.arange(n) - bounds[row_segment]) % stride
+    row_stratum = stratum_of_unit[(per_segment.cumsum() - per_segment)[row_segment] + row_offset]
     counts = np.array([len(mine) for _, mine in strata], dtype=np.int64)
     return RowSample(
         stride=stride,
@@ -144,8 +154,9 @@ def sample_rows(n: int, fraction: float, seed: int, *key: int) -> RowSample:
         num_rows=num_rows[chosen],
         region=region[chosen],
         stratum=np.repeat(np.arange(len(strata)), counts),
-        sizes=np.array([len(stratum) for stratum, _ in strata], dtype=np.int64),
+        sizes=sizes,
         chosen=counts,
+        row_stratum=row_stratum,
     )
 
 

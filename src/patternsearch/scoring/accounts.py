@@ -25,6 +25,8 @@ _CAPTURED = slice(0, NUM_REGIONS)
 _LOGICAL, _PAIRS, _TILES, _COLUMNS = range(NUM_REGIONS, NUM_REGIONS + 4)
 _VARIANCE = slice(NUM_REGIONS + 4, 2 * NUM_REGIONS + 4)
 _FIELDS = 2 * NUM_REGIONS + 4
+_RIDGE = 1e-3
+"""Of the mean diagonal: what keeps a slope small where nothing that is known varies."""
 _CONFIDENCE = 0.95
 """One-sided, of the lower bounds."""
 
@@ -85,35 +87,112 @@ class Regions:
         first = np.searchsorted(segment_region, np.arange(NUM_REGIONS), side="left")
         self._segments = [slice(int(a), int(b)) for a, b in zip(first, last, strict=True)]
 
-    def sum(self, by_segment: Tensor) -> Tensor:
-        """Sum [..., segments] to float64 [..., 4]."""
+    def sum(self, by_segment: Tensor, heads: slice = slice(None)) -> Tensor:
+        """Sum [..., segments] to float64 [..., 4], the same for all ``heads``."""
         parts = [by_segment[..., part].sum(-1, dtype=torch.float64) for part in self._segments]
         return torch.stack(parts, dim=-1)
 
 
 class SampledRegions:
-    """Estimates of the sums over the query rows of each region, from a sample of the rows."""
+    """Estimates of the sums over the query rows of each region, from a sample of the rows.
 
-    def __init__(self, sample: RowSample, device: torch.device) -> None:
+    What is known of every row may correct for the rows that were not drawn (the difference
+    estimator: Cochran, §7): a value is split into β times what is known and a rest; the first is
+    summed over all rows, only the second is estimated. β is the least-squares slope within the
+    strata; that of the even strata serves the odd ones and the other way round, so it does not
+    depend on the draw that it corrects, and the estimate stays unbiased.
+
+    Args:
+        sample: which rows were scored.
+        device: of the tensors.
+        known: float32 [Hq, n, K], known of every row; None for nothing.
+    """
+
+    def __init__(
+        self, sample: RowSample, device: torch.device, known: Tensor | None = None
+    ) -> None:
         def tensor(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values.astype(np.float64)).to(device)
 
         regions = np.arange(NUM_REGIONS)
+        in_region = sample.stratum_region[:, None] == regions
+        self._in_region = tensor(in_region)
         self._expand = tensor(sample.weights[:, None] * (sample.region[:, None] == regions))
         stratum = sample.stratum[:, None] == np.arange(len(sample.sizes))
         self._stratum = torch.from_numpy(sample.stratum).to(device)
         self._mean = tensor(stratum / sample.chosen)
-        self._variance = tensor(
-            sample.variance_weights[:, None] * (sample.stratum_region[:, None] == regions)
-        )
+        self._variance = tensor(sample.variance_weights[:, None] * in_region)
         self._members = tensor(stratum)
+        self._known: Tensor | None = None
+        if known is not None and sample.variance_weights.any():
+            self._set_known(sample, known)
 
-    def sum(self, by_unit: Tensor) -> Tensor:
-        """Turn [..., units] into float64 [..., 8]: estimated sums by region, their variances."""
+    def _set_known(self, sample: RowSample, known: Tensor) -> None:
+        """Sum what is known of each row by unit and by stratum."""
+        num_heads, n, num_known = known.shape
+        device = known.device
+        unit = np.full(n, len(sample.first_row))
+        for place, rows in enumerate(sample.units):
+            unit[rows.start : rows.stop : rows.step] = place
+        values = known.double()
+
+        def summed(owner: NDArray[np.int64], count: int) -> Tensor:
+            total = torch.zeros(num_heads, count, num_known, dtype=torch.float64, device=device)
+            return total.index_add_(1, torch.from_numpy(owner).to(device), values)
+
+        self._known = summed(unit, len(sample.first_row) + 1)[:, :-1]  # [Hq, units, K]
+        self._known_total = summed(sample.row_stratum, len(sample.sizes))  # [Hq, strata, K]
+        weight = torch.from_numpy(sample.variance_weights).to(device)
+        parity = torch.arange(len(sample.sizes), device=device) % 2
+        # The slope of the even strata for the odd ones, and the other way round.
+        self._fit = [(weight * (parity != side))[self._stratum] for side in (0, 1)]
+        self._serves = [(parity == side).double() for side in (0, 1)]
+
+    def sum(self, by_unit: Tensor, heads: slice = slice(None)) -> Tensor:
+        """Turn values of units into float64 [heads, ..., 8]: sums by region, then variances.
+
+        Args:
+            by_unit: [heads, ..., units], sums over the rows of each unit.
+            heads: which heads these are.
+        """
         values = by_unit.double()
-        deviation = values - (values @ self._mean)[..., self._stratum]
+        shift: Tensor | float = 0.0
+        if self._known is not None:
+            values, shift = self._corrected(values.flatten(1, -2), heads)
+            values = values.view(by_unit.shape)
+            shift = shift.view(*by_unit.shape[:-1], NUM_REGIONS)
+        deviation = self._deviation(values)
         squares = (deviation * deviation) @ self._members
-        return torch.cat([values @ self._expand, squares @ self._variance], dim=-1)
+        return torch.cat([values @ self._expand + shift, squares @ self._variance], dim=-1)
+
+    def _deviation(self, values: Tensor) -> Tensor:
+        """Return [..., units] less the mean of each unit's stratum."""
+        return values - (values @ self._mean)[..., self._stratum]
+
+    def _corrected(self, values: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
+        """Return the rest of values [heads, G, units], and β times what is known by region."""
+        assert self._known is not None
+        known = self._known[heads].transpose(1, 2)  # [heads, K, units]
+        total = self._known_total[heads].transpose(1, 2)
+        known_deviation, deviation = self._deviation(known), self._deviation(values)
+        rest = values.clone()
+        shift = torch.zeros(*values.shape[:2], NUM_REGIONS, dtype=values.dtype, device=known.device)
+        for fit, serves in zip(self._fit, self._serves, strict=True):
+            weighted = (known_deviation * fit).transpose(1, 2)
+            gram = known_deviation @ weighted
+            slope = torch.linalg.solve(_ridged(gram), (deviation @ weighted).transpose(1, 2))
+            slope = slope.transpose(1, 2)  # [heads, G, K]
+            rest -= slope @ (known * serves[self._stratum])
+            shift += slope @ (total * serves @ self._in_region)
+        return rest, shift
+
+
+def _ridged(gram: Tensor) -> Tensor:
+    """Add a thousandth of the mean diagonal, and a trace of 1, so that it can be inverted."""
+    size = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    return gram + (_RIDGE * size + 1e-9) * torch.eye(
+        gram.shape[-1], dtype=gram.dtype, device=gram.device
+    )
 
 
 class Accounts:
@@ -214,12 +293,14 @@ class Accounts:
         with np.errstate(invalid="ignore"):
             by_region = captured / rows
         mass = np.concatenate([captured.sum(-1, keepdims=True) / self.n, by_region], axis=-1)
-        mass = _clamp(mass)
+        # An estimate may lie a little outside of what is possible.
+        mass = _clamp(mass) if self._sample is None else np.clip(mass, 0.0, 1.0)
+        logical = values[..., _LOGICAL] / self.n
         error, low = self._errors(mass, values[..., _VARIANCE], rows)
         return LayerScores(
             specs=specs,
             mass=mass,
-            logical=_clamp(values[..., _LOGICAL] / self.n),
+            logical=np.clip(logical, 0.0, 1.0) if self._sample else _clamp(logical),
             density=values[..., _PAIRS] / causal_pairs(self.n),
             tiles=values[..., _TILES].astype(np.int64),
             columns=values[..., _COLUMNS].astype(np.int64),

@@ -16,7 +16,7 @@ from torch import Tensor
 from patternsearch.errors import InputError
 from patternsearch.kernels import index as torch_index
 from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
-from patternsearch.kernels.score.sampled import unit_column_sums
+from patternsearch.kernels.score.sampled import near_masses, unit_column_sums
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -169,7 +169,8 @@ class LayerScorer:
             k: [1, Hkv, n, d], not repeated.
             scale: factor of the logits.
             lse: float32 [Hq, n], natural log-sum-exp of the rows of the dense attention; needed
-                by the backend ``triton``, computed here by ``torch`` if None.
+                by the backend ``triton``. If None, ``torch`` computes it of the rows it scores,
+                and a sample's estimates are less precise.
             layer: named in errors.
 
         Raises:
@@ -225,8 +226,10 @@ class LayerScorer:
                     q, k, scale=scale, tile=tile, estimator=estimator
                 )
             put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores)
-        total = tile_masses.regions.sum(tile_masses.segment_mass.sum(2, dtype=torch.float64))
-        return accounts.finish(self.specs, total[:, :NUM_REGIONS].sum(-1), layer)
+        total = tile_masses.regions.sum(
+            tile_masses.segment_mass.sum(2, dtype=torch.float64)[:, None]
+        )
+        return accounts.finish(self.specs, total[:, 0, :NUM_REGIONS].sum(-1), layer)
 
     def _put_exact(
         self,
@@ -291,7 +294,8 @@ class LayerScorer:
             unit_mass[piece.heads, at, : sums.shape[1]] = sums.sum(-1).transpose(1, 2)
             for index, mine in zip(slashes, missed, strict=True):
                 mine[piece.heads, at] = index.missed_by_unit(sums, piece.heads, first_row[at])
-        masses = TileMasses(unit_mass, accounts.n, sample)
+        known = None if lse is None else near_masses(q, k, scale=scale, lse=lse)
+        masses = TileMasses(unit_mass, accounts.n, sample, known)
         assert isinstance(masses.regions, SampledRegions)
         rows = torch.from_numpy(sample.num_rows).to(device)
         for index, mine in zip(slashes, missed, strict=True):

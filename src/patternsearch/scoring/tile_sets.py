@@ -39,9 +39,16 @@ class TileMasses:
         segment_mass: [Hq, segments, num_tiles(n, 64)]; of a sample, its units are the segments.
         n: real tokens.
         sample: which rows were scored; None for all.
+        known: of a sample, float32 [Hq, n, K] known of every row, or None.
     """
 
-    def __init__(self, segment_mass: Tensor, n: int, sample: RowSample | None = None) -> None:
+    def __init__(
+        self,
+        segment_mass: Tensor,
+        n: int,
+        sample: RowSample | None = None,
+        known: Tensor | None = None,
+    ) -> None:
         self.n = n
         self.segment_mass = segment_mass
         self.is_sampled = sample is not None
@@ -52,7 +59,7 @@ class TileMasses:
             self.regions = Regions(n, region.tolist())
         else:
             self.first_row = sample.first_row
-            self.regions = SampledRegions(sample, segment_mass.device)
+            self.regions = SampledRegions(sample, segment_mass.device, known)
 
     @property
     def num_heads(self) -> int:
@@ -162,7 +169,7 @@ def put_a_shape(
         captured = (
             running[:, segment, sink] + running[:, segment, end] - running[:, segment, start]
         )  # [heads, G, segments]
-        parts.append(masses.regions.sum(captured))
+        parts.append(masses.regions.sum(captured, heads))
     counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
     tiles, pairs = torch.tensor(counts, device=device).unbind(1)
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles, logical=logical)
@@ -203,7 +210,7 @@ def put_block_sparse(
         else:
             order = rank_blocks(score)[:, query, : max(budgets)]
         ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
-        parts.append(masses.regions.sum(ranked[..., last].transpose(1, 2)))
+        parts.append(masses.regions.sum(ranked[..., last].transpose(1, 2), heads))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
     tiles, pairs = torch.tensor(counts, device=device).unbind(1)
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Column sums of some query rows: what row sampling needs of the score pass.
+"""Column sums of some query rows, and a little of every row: what row sampling needs.
 
 Rows come in units within one tile of 64. A unit's sums over its rows, for every key, are a small
 part of its probabilities; whatever is asked of whole tiles or of columns follows from them. They
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK_ROWS", "ColumnSums", "unit_column_sums", "unit_rows"]
+__all__ = ["BLOCK_ROWS", "ColumnSums", "near_masses", "unit_column_sums", "unit_rows"]
 
 BLOCK_ROWS = 64
 """Query rows that are multiplied at a time: several units, or one of a whole tile."""
@@ -78,6 +78,46 @@ def unit_rows(units: Sequence[range]) -> Tensor:
     for row, unit in zip(rows, units, strict=False):
         row[: len(unit)] = torch.arange(unit.start, unit.stop, unit.step, dtype=torch.int32)
     return rows.view(-1, per_block, places)
+
+
+def near_masses(q: Tensor, k: Tensor, *, scale: float, lse: Tensor) -> Tensor:
+    """Return float32 [Hq, n, 3]: what each row gives to three key tiles of 64.
+
+    They are tile 0, the row's own tile and the one before; the last two are 0 where they are an
+    earlier one of the three again, or do not exist. 192 keys a row, whatever n.
+
+    Args:
+        q: [1, Hq, n, d], floating, any strides.
+        k: [1, Hkv, n, d], not repeated.
+        scale: factor of the logits.
+        lse: float32 [Hq, n], natural log-sum-exp of each row.
+    """
+    num_heads, n = q.shape[1:3]
+    num_kv = k.shape[1]
+    masses = torch.zeros(num_heads, n, 3, device=q.device)
+    limit = _PRODUCT_ELEMENTS.get(q.device.type, _PRODUCT_ELEMENTS["cuda"]) // 4
+    step = max(1, limit // (num_heads * 64 * 64))
+    num_tiles = -(-n // 64)
+    row = torch.arange(64, device=q.device)
+    for first in range(0, num_tiles, step):
+        tiles = torch.arange(first, min(first + step, num_tiles), device=q.device)
+        rows = slice(first * 64, min((first + step) * 64, n))
+        pad = len(tiles) * 64 - (rows.stop - rows.start)
+        queries = torch.nn.functional.pad(q[0, :, rows].float() * scale, (0, 0, 0, pad))
+        queries = queries.view(num_kv, -1, len(tiles), 64, q.shape[3]).transpose(1, 2).flatten(2, 3)
+        norm = torch.nn.functional.pad(lse[:, rows], (0, pad), value=float("inf"))
+        for which, key_tile in enumerate((tiles * 0, tiles, tiles - 1)):
+            at = (key_tile.clamp(min=0)[:, None] * 64 + row).clamp(max=n - 1)
+            keys = k[0][:, at].float()  # [kv heads, tiles, 64, d]
+            logits = torch.matmul(queries, keys.transpose(2, 3))
+            logits = logits.unflatten(2, (-1, 64)).transpose(1, 2)  # [kv, group, tiles, 64, 64]
+            p = (logits.flatten(0, 1) - norm.view(num_heads, len(tiles), 64, 1)).exp()
+            hidden = (key_tile[:, None, None] * 64 + row) > (tiles[:, None] * 64 + row)[..., None]
+            if which:
+                hidden = hidden | (key_tile <= 0)[:, None, None]
+            mass = p.masked_fill(hidden, 0.0).sum(-1).flatten(1)
+            masses[:, rows, which] = mass[:, : rows.stop - rows.start]
+    return masses
 
 
 def _column_sums(
