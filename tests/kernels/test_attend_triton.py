@@ -3,7 +3,8 @@ import torch
 
 from patternsearch.errors import InputError
 from patternsearch.kernels.attend import attend, make_plan, sparse_attention
-from patternsearch.kernels.attend.configs import AttendConfig
+from patternsearch.kernels.attend import triton as attend_triton_module
+from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass
 from patternsearch.kernels.attend.reference import attend_reference
 from patternsearch.kernels.attend.triton import attend_triton
 from patternsearch.patterns.candidates import AShape, BlockSparse, Dense, VerticalSlashSpread
@@ -57,6 +58,26 @@ def test_attend_reads_tiles_through_descriptors():
     expected, expected_lse = attend_reference(q, k, v, scale=0.25, mask=masks_of(MIXED, 150))
     assert_close(out, expected, what="out")
     assert_close(lse, expected_lse, what="lse")
+
+
+def test_tuned_launch_runs_and_changes_nothing(monkeypatch):
+    launched = []
+    inner = attend_triton_module._launch_with
+
+    def watch(*arguments):
+        launched.append(arguments[-1])
+        return inner(*arguments)
+
+    monkeypatch.setattr(attend_triton_module, "_launch_with", watch)
+    q, k, v = random_layer(4, 2, 150, 16)
+    plan = plan_of(MIXED, 150)
+    tuned = AttendConfig(16, 16, 4, 1)
+    classes = [LaunchClass("float32", 16, part.tile, part.has_columns) for part in plan.tile_plans]
+    tuning = {classes[0]: tuned}
+    out, _ = attend(q, k, v, scale=0.25, plan=plan, tuning=tuning)
+    assert [config == tuned for config in launched] == [c == classes[0] for c in classes]
+    expected, _ = attend_reference(q, k, v, scale=0.25, mask=masks_of(MIXED, 150))
+    assert_close(out, expected, what="out")
 
 
 def test_worked_example_of_the_pattern():
