@@ -74,8 +74,8 @@ def tune(
         candidate = _workload(n, tile, has_columns)
         layer = kernels.plan([candidate] * plan.num_query_heads, q, k, head_dim**-0.5)
         configs = tuning_configs(q, k, v, tile, has_columns)
-        # Where descriptors can be read, loads without them have never won; a launch shape costs
-        # seconds to compile.
+        # Loads without descriptors stand in where descriptors cannot be read; each launch shape
+        # takes seconds to compile.
         configs = [config for config in configs if config.use_tma == configs[0].use_tma]
         times: dict[AttendConfig, float] = {}
         expected: Tensor | None = None
