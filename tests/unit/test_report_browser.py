@@ -105,6 +105,36 @@ def test_page_answers_hover_click_switch_sort_and_download(browser, page):
     quiet(browser, page)
 
 
+def test_axes_ranks_and_the_runner_up_read_as_meant(browser, page):
+    browser.open(page)
+    browser.run("location.hash = 'head-2-3'")
+    ticks = (
+        "return [...document.querySelectorAll('[data-figure=\"head-budget\"] .xtick text')]"
+        ".map(t => t.textContent)"
+    )
+    for _ in range(200):
+        if found := browser.run(ticks):
+            break
+    assert "0.5" in found
+    browser.key("\ue014")
+    assert browser.run("return location.hash") == "#head-2-4"
+    browser.click("#close")
+    assert browser.run("return location.hash") == ""
+    # Counted work chose these heads, so no runner-up can execute fewer pairs.
+    costs = browser.run(
+        "return [...document.querySelectorAll('#heads tbody td:last-child')].map(c => c.innerText)"
+    )
+    assert costs
+    assert not [cost for cost in costs if cost.startswith("−")]
+    sizes = browser.run(
+        "return [...document.querySelectorAll('[data-figure=\"ranks\"] .segments button')]"
+        ".map(b => b.innerText)"
+    )
+    assert sizes == ["TP 1", "TP 2", "TP 4", "TP 8"]
+    wrap = "return [...document.querySelectorAll('.tablewrap')]"
+    assert browser.run(wrap + ".every(t => t.scrollWidth <= t.clientWidth)")
+
+
 def test_theme_switches_and_the_page_prints(browser, page):
     browser.open(page)
     background = "return getComputedStyle(document.documentElement).backgroundColor"

@@ -15,6 +15,11 @@ from patternsearch.schema.config import HeadEntry, PatternConfig
 
 __all__ = ["LENGTH_FIELDS", "config_view", "facts", "headline", "title_facts"]
 
+_OBJECTIVES = {
+    "work": "cheapest by counted work",
+    "time": "cheapest by predicted time",
+    "mass": "most mass within a budget",
+}
 LENGTH_FIELDS = (
     "mass_mean",
     "mass_worst",
@@ -246,11 +251,7 @@ def _selection(config: PatternConfig) -> Iterator[tuple[str, str]]:
     target = "none" if s.target_mass is None else f"{s.target_mass:g}"
     yield (
         "objective",
-        {
-            "work": "cheapest by counted work",
-            "time": "cheapest by predicted time",
-            "mass": "most mass within a budget",
-        }[s.objective],
+        _OBJECTIVES[s.objective],
     )
     yield "target mass", f"{target}; {s.statistic} sample, regions: {s.regions}"
     if s.budget_ms is not None:
@@ -304,7 +305,10 @@ def title_facts(config: PatternConfig) -> list[tuple[str, str]]:
     if selection is not None:
         target = "no target" if selection.target_mass is None else f"mass {selection.target_mass:g}"
         found.append(
-            ("selection", f"{selection.objective}, {target}, {selection.statistic} sample")
+            (
+                "selection",
+                f"{_OBJECTIVES[selection.objective]}, {target}, {selection.statistic} sample",
+            )
         )
     is_measured = selection is not None and selection.measured
     device = selection.timings_device if selection is not None and is_measured else None

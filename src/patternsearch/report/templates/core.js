@@ -70,6 +70,9 @@ const fixed = (value, digits = 3) => known(value) ? value.toFixed(digits) : "–
 const percent = (value, digits = 1) => known(value) ? (100 * value).toFixed(digits) + "%" : "–";
 const tokens = value => value >= 1024 && value % 1024 === 0 ? `${value / 1024}k tokens` : `${value} tokens`;
 const range = count => Array.from({ length: count }, (_, i) => i);
+/** Ticks 1, 2, 5 of every decade, written out, for axes that grow by factors. */
+const DECADES = range(10).flatMap(k => [1, 2, 5].map(m => Number(`${m}e${k - 5}`)));
+const LOG_AXIS = { type: "log", tickmode: "array", tickvals: DECADES, ticktext: DECADES.map(String) };
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const kindColor = kind => style("--" + kind);
 const ms = value => !known(value) ? "–" : value >= 100 ? value.toFixed(0) + " ms" : value >= 1 ? value.toFixed(2) + " ms" : value.toFixed(4) + " ms";
@@ -182,7 +185,7 @@ function mountAll(parts) {
   addEventListener("beforeprint", () => { while (waiting.length) waiting.shift().mount(); });
 }
 
-function message(title, text) {
+function message(title, ...text) {
   return h("div", { class: "figure" }, h("header", {}, h("h3", {}, title)), h("p", { class: "caption" }, text));
 }
 

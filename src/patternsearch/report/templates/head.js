@@ -35,8 +35,8 @@ function efficient(points, mass) {
 function costAxis(scores, points) {
   const dense = points.find(p => p.candidate.kind === "dense");
   return scores.unit === "ms"
-    ? { label: `predicted ms of this head (${scores.device})`, of: p => p.cost }
-    : { label: "pairs executed, as a share of dense (counted, not measured)", of: p => p.cost / dense.cost };
+    ? { label: "predicted ms of this head", of: p => p.cost }
+    : { label: "pairs executed / dense (counted)", of: p => p.cost / dense.cost };
 }
 
 const marker = (points, color, symbol, size, name, x, y) => ({
@@ -77,7 +77,7 @@ function budgetFigure(model, scores, layerPlace, head, lengthPlace, chosen) {
       });
       if (chosen >= 0) data.push(marker([points[chosen]], style("--text"), "star", 14, "chosen", p => p.density, p => p[mass]));
       return { data, layout: {
-        xaxis: { title: { text: "density (causal pairs read / all)" }, type: "log", dtick: "D2" },
+        xaxis: { ...LOG_AXIS, title: { text: "density (causal pairs read / all)" } },
         yaxis: { title: { text: mass === "worst" ? "worst sample and region" : "mean over samples" }, range: massRange(points.map(p => p[mass])) },
         shapes: targetLine(model.target),
       } };
@@ -107,7 +107,7 @@ function frontierFigure(model, scores, layerPlace, head, lengthPlace, chosen, se
       if (second >= 0 && points[second]) data.push(marker([points[second]], style("--muted"), "diamond", 11, "runner-up", axis.of, p => p.reached));
       if (chosen >= 0) data.push(marker([points[chosen]], style("--text"), "star", 14, "chosen", axis.of, p => p.reached));
       return { data, layout: {
-        xaxis: { title: { text: axis.label }, type: "log", dtick: "D2" },
+        xaxis: { ...LOG_AXIS, title: { text: axis.label } },
         yaxis: { title: { text: "mass reached" }, range: massRange(points.map(p => p.reached)) }, shapes: targetLine(model.target),
       } };
     },
@@ -145,10 +145,11 @@ function regionFigure(model, scores, layerPlace, head, kind) {
 }
 
 function gapFigure(model, layer, head, thumbnail) {
+  if (model.patterns[model.choice.at(layer, head)].kind === "dense") return message("Index gap", "A dense head reads everything: there is no index that could lose mass.");
   const rows = model.lengths.map((length, k) => ({ length, online: model.at.mass_mean.at(k, layer, head), oracle: model.at.oracle_mean.at(k, layer, head), gap: model.oracle_gap.at(k, layer, head) }));
   const topk = thumbnail ? { length: thumbnail.num_tokens, online: thumbnail.mass, topk: thumbnail.top_k } : null;
   if (!rows.some(r => known(r.oracle)) && !topk)
-    return message("Index gap", "No oracle index was scored for this head (static and dense patterns need none): calibrate with --oracle to see what the estimator loses.");
+    return message("Index gap", "No oracle index was scored for this head (a static pattern needs none): calibrate with --oracle to see what the estimator loses.");
   return figure({
     title: "Who loses the mass: the estimator or the pattern", name: "head-gap", height: 260,
     caption: "Online to oracle is the estimator's loss; oracle to dense top-k, the most that as many pairs can hold, is the family's loss. Top-k is computed with --thumbnails, on one sample.",
@@ -212,6 +213,7 @@ class HeadView {
   close() {
     this.shown.forEach(part => part.drop && part.drop()); this.shown = [];
     this.drawer.hidden = true; this.place = null; this.onChange();
+    history.replaceState(null, "", location.pathname + location.search);
     if (this.back && this.back.isConnected) this.back.focus();
   }
   step(by) {
@@ -226,6 +228,7 @@ class HeadView {
     if (this.drawer.hidden) this.back = document.activeElement;
     this.shown.forEach(part => part.drop && part.drop());
     this.place = [layer, head];
+    history.replaceState(null, "", `#head-${layer}-${head}`);
     const pattern = model.patterns[model.choice.at(layer, head)];
     const layerPlace = scores ? scores.layers.indexOf(layer) : -1;
     const parts = [];

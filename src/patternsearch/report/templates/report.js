@@ -1,6 +1,6 @@
 // Assembly of the report page.
 
-function headRows(model) {
+function headRows(model, margin) {
   const last = model.lengths.length - 1, rows = [];
   for (let layer = 0; layer < model.num_layers; layer++) for (let head = 0; head < model.num_heads; head++) {
     const choice = model.choice.at(layer, head);
@@ -10,23 +10,36 @@ function headRows(model) {
     const value = key => last >= 0 ? model.at[key].at(last, layer, head) : NaN;
     rows.push({
       layer, head, kind: pattern.kind, pattern: pattern.short, worst, mean: value("mass_mean"), heldout: value("heldout_worst_region"), density: value("density"),
-      ms: value("predicted_ms"), gap: last >= 0 ? model.oracle_gap.at(last, layer, head) : NaN, margin: margin(model, layer, head),
+      ms: value("predicted_ms"), gap: last >= 0 ? model.oracle_gap.at(last, layer, head) : NaN, margin: margin(layer, head),
       runner_up: Number.isNaN(second) ? null : model.patterns[second].short, score: model.file_score ? model.file_score.values.at(layer, head) : NaN,
     });
   }
   return rows;
 }
 
-/** How much more the runner-up costs, as a fraction; density stands in where nothing was measured. */
-function margin(model, layer, head) {
+/**
+ * How much more the runner-up costs at the longest length, as a fraction of the chosen pattern, by
+ * what the selection compared: time, else executed pairs (from the scores), else density.
+ */
+function runnerUpMargin(model, scores) {
   const last = model.lengths.length - 1;
-  if (last < 0 || Number.isNaN(model.runner_up.pattern.at(layer, head))) return NaN;
-  const key = model.measured ? "predicted_ms" : "density";
-  const mine = model.at[key].at(last, layer, head), other = model.runner_up[key].at(layer, head);
-  return known(mine) && known(other) && mine > 0 ? other / mine - 1 : NaN;
+  const ratio = (mine, other) => known(mine) && known(other) && mine > 0 ? other / mine - 1 : NaN;
+  const second = (layer, head) => last < 0 ? NaN : model.runner_up.pattern.at(layer, head);
+  if (model.measured || !scores) {
+    const key = model.measured ? "predicted_ms" : "density";
+    return { noun: model.measured ? "time" : "density (not measured)",
+      of: (layer, head) => Number.isNaN(second(layer, head)) ? NaN : ratio(model.at[key].at(last, layer, head), model.runner_up[key].at(layer, head)) };
+  }
+  const places = new Map(scores.candidates.map((candidate, c) => [candidate.name, c])), layers = new Map(scores.layers.map((layer, place) => [layer, place]));
+  return { noun: scores.unit === "ms" ? "time" : "executed pairs (counted, not measured)", of: (layer, head) => {
+    const place = layers.get(layer), other = second(layer, head);
+    if (place === undefined || Number.isNaN(other)) return NaN;
+    const cost = c => known(c) && c >= 0 ? scores.cost.at(scores.lengths.length - 1, place, head, c) : NaN;
+    return ratio(cost(scores.chosen.at(place, head)), cost(places.get(model.patterns[other].name)));
+  } };
 }
 
-function mapMetrics(model) {
+function mapMetrics(model, margin) {
   let k = model.lengths.length - 1;
   const at = key => (l, i) => k < 0 ? NaN : model.at[key].at(k, l, i);
   const none = k < 0, noTime = !model.measured, gapKnown = !none && model.oracle_gap.data.some(v => !Number.isNaN(v));
@@ -40,7 +53,7 @@ function mapMetrics(model) {
     { value: "density", label: "Density", cell: at("density"), disabled: none, reverse: true, caption: "Causal pairs read / all causal pairs." },
     { value: "predicted_ms", label: "Time", cell: at("predicted_ms"), disabled: none || noTime, title: noTime ? "not measured: select with a timing table" : null, reverse: true, caption: "Predicted milliseconds of the head's attention, index included." },
     { value: "oracle_gap", label: "Oracle gap", cell: (l, i) => k < 0 ? NaN : model.oracle_gap.at(k, l, i), disabled: !gapKnown, title: gapKnown ? null : "no oracle index was scored: calibrate with --oracle", reverse: true, caption: "Oracle − online mass: what the estimator loses." },
-    { value: "margin", label: "Runner-up", cell: (l, i) => margin(model, l, i), column: "runner_up_margin", disabled: none, tickformat: ".0%", caption: `How much more the runner-up ${noTime ? "reads (density; not measured)" : "costs"} at the longest length. Near zero: the choice is close.` },
+    { value: "margin", label: "Runner-up", cell: (l, i) => margin.of(l, i), column: "runner_up_margin", disabled: none, tickformat: ".0%", caption: `How much more the runner-up costs at the longest length, in ${margin.noun}. Near zero: the choice is close.` },
   ];
   if (model.file_score) metrics.push({ value: "file_score", label: "File score", cell: (l, i) => model.file_score.values.at(l, i), caption: `Score in the imported file: ${model.file_score.kind.replace("_", " ")}. Not measured by patternsearch.` });
   return { metrics, setLength: value => { k = value; } };
@@ -65,7 +78,8 @@ function build_report(data, main) {
         : card("time", "not measured", "measured: false, chosen by counted work", true),
       card("break-even", known(model.min_length) ? tokens(model.min_length) : "not measured", known(model.min_length) ? "below, dense is faster" : "needs a timing table", !known(model.min_length)))));
 
-  const { metrics, setLength } = mapMetrics(model);
+  const margin = runnerUpMargin(model, scores);
+  const { metrics, setLength } = mapMetrics(model, margin);
   let view = null;
   const hover = (l, i) => {
     const c = model.choice.at(l, i);
@@ -85,24 +99,25 @@ function build_report(data, main) {
       model.kinds.filter(k => model.totals.kinds[k.kind]).map(k => h("span", { style: `flex:${model.totals.kinds[k.kind]};background:var(--${k.kind})`, title: `${k.label}: ${model.totals.kinds[k.kind]} heads` }))), map.root));
 
   if (hasLengths) {
-    const parts = [];
+    const parts = [], ranks = rankFigure(model);
     if (scores) parts.push(...wholeFrontier(model, scores));
-    parts.push(splitFigure(model), rankFigure(model), breakEvenFigure(model), layerFigure(model));
+    parts.push(splitFigure(model), breakEvenFigure(model), ...(ranks ? [ranks] : []), layerFigure(model));
     main.append(h("section", { id: "whole" }, h("h2", {}, "Whole model"), h("div", { class: "grid" }, parts.map(add))));
   }
 
+  const gapKnown = model.oracle_gap.data.some(known);
   const columns = [
     { key: "layer", label: "layer", number: true }, { key: "head", label: "head", number: true },
-    { key: "kind", label: "kind", node: row => kindChip(model.kinds, row.kind) }, { key: "pattern", label: "pattern" },
+    { key: "kind", label: "kind", node: row => kindChip(model.kinds, row.kind) }, { key: "pattern", label: "budget", format: (text, row) => text === row.kind ? "–" : text.replace(row.kind + " ", ""), title: "columns + slashes (d: tile diagonals), sink + window, or key tiles; T128: query tiles of 128" },
     ...(hasLengths ? [
       { key: "worst", label: "worst mass", number: true, digits: 4, title: "worst sample, region and length" }, { key: "mean", label: "mean mass", number: true, digits: 4 },
-      { key: "heldout", label: "held-out worst", number: true, digits: 4 }, { key: "density", label: "density", number: true, digits: 3 },
-      ...(model.measured ? [{ key: "ms", label: "ms", number: true, digits: 4 }] : []), { key: "gap", label: "oracle gap", number: true, digits: 4 },
-      { key: "margin", label: "runner-up margin", number: true, format: v => percent(v) }, { key: "runner_up", label: "runner-up" }] : []),
+      { key: "heldout", label: "held-out", title: "worst held-out sample and region", number: true, digits: 4 }, { key: "density", label: "density", number: true, digits: 3 },
+      ...(model.measured ? [{ key: "ms", label: "ms", number: true, digits: 4 }] : []), ...(gapKnown ? [{ key: "gap", label: "oracle gap", number: true, digits: 4 }] : []),
+      { key: "runner_up", label: "runner-up" }, { key: "margin", label: "its cost", number: true, format: v => known(v) ? (v < 0 ? "−" : "+") + percent(Math.abs(v)) : "–", title: `${margin.noun} of the runner-up, against the chosen pattern` }] : []),
     ...(model.file_score ? [{ key: "score", label: "file score", number: true, digits: 4 }] : []),
   ];
   main.append(h("section", { id: "heads" }, h("h2", {}, "All heads"), hasLengths ? h("p", { class: "intro" }, `Numbers at ${tokens(last)}; worst mass over all lengths. ${model.measured ? "" : "No times: measured is false."}`) : null,
-    sortableTable({ name: "heads", columns, rows: headRows(model), search: true, onRow: row => view.open(row.layer, row.head),
+    sortableTable({ name: "heads", columns, rows: headRows(model, margin.of), search: true, onRow: row => view.open(row.layer, row.head),
       filters: [{ key: "kind", label: "Kind", options: model.kinds.map(k => ({ value: k.kind, label: k.label })) }, { key: "layer", label: "Layer", options: range(model.num_layers).filter(l => model.layer_types[l] === "full").map(l => ({ value: String(l), label: String(l) })) }] })));
 
   if (scores) {
@@ -119,6 +134,10 @@ function build_report(data, main) {
   main.append(h("section", { id: "facts" }, h("h2", {}, "What this config is bound to"),
     data.facts.map(([group, pairs], i) => h("details", { open: i < 2 }, h("summary", {}, group), h("dl", {}, pairs.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))))));
   mountAll(mounts);
-  const wanted = /^#head-(\d+)-(\d+)$/.exec(location.hash);
-  if (wanted && Number(wanted[1]) < model.num_layers && Number(wanted[2]) < model.num_heads) view.open(Number(wanted[1]), Number(wanted[2]));
+  const follow = () => {
+    const wanted = /^#head-(\d+)-(\d+)$/.exec(location.hash);
+    if (wanted && Number(wanted[2]) < model.num_heads && known(model.choice.at(Number(wanted[1]), Number(wanted[2])))) view.open(Number(wanted[1]), Number(wanted[2]));
+  };
+  addEventListener("hashchange", follow);
+  follow();
 }

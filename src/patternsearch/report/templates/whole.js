@@ -62,8 +62,9 @@ function rankCosts(model, size) {
 }
 
 function rankFigure(model) {
-  const sizes = [1, 2, 4, 8, 16, 32].filter(size => model.num_heads % size === 0 && size <= model.num_heads);
-  if (!sizes.includes(model.tp_size)) sizes.push(model.tp_size);
+  const kvHeads = model.num_heads / model.group, most = Math.max(32, model.tp_size);
+  const sizes = range(most + 1).filter(size => size && model.num_heads % size === 0 && (kvHeads % size === 0 || size % kvHeads === 0));
+  if (sizes.length < 2) return null;
   let size = model.tp_size > 1 ? model.tp_size : sizes.find(s => s >= 2) || 1;
   const plotted = figure({
     title: "Tensor-parallel ranks", name: "ranks", height: 300,
@@ -72,7 +73,7 @@ function rankFigure(model) {
       const costs = rankCosts(model, size), mean = costs.reduce((a, b) => a + b, 0) / costs.length, slowest = Math.max(...costs);
       return {
         caption: `The slowest rank sets the pace: ${percent(mean > 0 ? slowest / mean - 1 : 0)} above the mean with ${size} rank${size > 1 ? "s" : ""}. The config was made for ${model.tp_size}. ${model.measured ? "" : "Counted pairs, not measured."}`,
-        data: [{ type: "bar", x: costs.map((_, rank) => `rank ${rank}`), y: costs, marker: { color: costs.map(c => c === slowest ? style("--a_shape") : style("--accent")) }, hovertemplate: "%{x}: %{y:.4g}<extra></extra>" }],
+        data: [{ type: "bar", x: costs.map((_, rank) => `rank ${rank}`), y: costs, marker: { color: style("--accent"), opacity: costs.map(c => c === slowest ? 1 : 0.55) }, hovertemplate: "%{x}: %{y:.4g}<extra></extra>" }],
         layout: { yaxis: { title: { text: model.measured ? "predicted ms" : "dense heads of work" }, rangemode: "tozero" }, shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: mean, y1: mean, line: { color: style("--muted"), dash: "dot", width: 1 } }] },
       };
     },
@@ -83,7 +84,7 @@ function rankFigure(model) {
 
 function breakEvenFigure(model) {
   if (!model.break_even.length)
-    return message("Break-even length", "Not measured: below which length dense is faster needs a timing table. Run `patternsearch bench` on the GPU that will serve, then `patternsearch select` with its table.");
+    return message("Break-even length", "Not measured: below which length dense is faster needs a timing table. Run ", h("code", {}, "patternsearch bench"), " on the GPU that will serve, then ", h("code", {}, "patternsearch select"), " with its table.");
   const points = model.break_even;
   return figure({
     title: "Break-even: dense against chosen, attention of all heads", name: "break-even", height: 300,
