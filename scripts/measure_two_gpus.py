@@ -373,7 +373,11 @@ def part_tp(runner, models):
         "every fingerprint finds itself": mapping.ok,
         "mean mass gap <= 0.01": result.get("mean_mass_gap", 1.0) <= 0.01,
     }
-    result["attention"] = attention_by_rank(runner, model, double)
+    try:
+        result["attention"] = attention_by_rank(runner, model, double)
+    except Exception as error:  # what was measured before is worth having
+        result["attention"] = {"error": f"{type(error).__name__}: {error}"}
+        result["checks"]["attention by rank was measured"] = False
     return result
 
 
@@ -562,7 +566,10 @@ def prepare(runner, parts):
         if not (folder / "done").exists():
             runner.worker(f"build_{name}", "build", folder, shape, layers, **gpu)
         if runner.device == "cuda":
-            runner.calibrate(f"warm_{name}", folder, length=length, samples=1, variables=gpu)
+            try:
+                runner.calibrate(f"warm_{name}", folder, length=length, samples=1, variables=gpu)
+            except Failed as error:  # the first measured run compiles, then
+                print(f"  {error}", flush=True)
         return name, folder
 
     with ThreadPoolExecutor(2) as pool:
@@ -655,6 +662,13 @@ def prefill(model, length, configs, device):
 # --- command ---------------------------------------------------------------------------------
 
 
+def fast_folder():
+    """Return a folder in memory if it has room for the models, else None for the usual one."""
+    memory = Path("/dev/shm")
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 10 * 2**30
+    return memory if has_room else None
+
+
 def facts(device):
     import torch
 
@@ -730,8 +744,7 @@ def main():
     given = {k: v for k, v in vars(options).items() if k in Sizes.__annotations__ and v is not None}
     sizes = replace(SIZES[options.device], **given)
     parts = PARTS if options.part == "all" else tuple(options.part.split(","))
-    base = Path("/dev/shm") if options.device == "cuda" and Path("/dev/shm").is_dir() else None
-    work = options.work or Path(tempfile.mkdtemp(prefix="two-gpus-", dir=base))
+    work = options.work or Path(tempfile.mkdtemp(prefix="two-gpus-", dir=fast_folder()))
     work.mkdir(parents=True, exist_ok=True)
     runner = Runner(work, sizes, options.device, options.timeout, options.timings)
     results = {"facts": facts(options.device), "sizes": asdict(sizes)}
