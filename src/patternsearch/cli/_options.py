@@ -12,8 +12,11 @@ __all__ = [
     "DeviceOpt",
     "DtypeOpt",
     "JsonOpt",
+    "LengthsOpt",
     "ModelArg",
     "OfflineOpt",
+    "RecipeOpt",
+    "SamplesOpt",
     "TpSizeOpt",
     "TrustOpt",
     "parse_fraction",
@@ -35,6 +38,30 @@ DtypeOpt = Annotated[
     typer.Option(
         help="Torch dtype of the forward; by default the checkpoint's on CUDA, float32 on the CPU.",
         metavar="NAME",
+    ),
+]
+_SAMPLES = "Samples to judge on"
+
+RecipeOpt = Annotated[
+    str | None,
+    typer.Option(
+        help="Another recipe; by default the config's held-out samples.", rich_help_panel=_SAMPLES
+    ),
+]
+LengthsOpt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Lengths in tokens, such as 4k,32k; by default the calibrated ones.",
+        rich_help_panel=_SAMPLES,
+    ),
+]
+SamplesOpt = Annotated[
+    int | None,
+    typer.Option(
+        help="At most so many samples a length; by default all held-out ones.",
+        min=1,
+        rich_help_panel=_SAMPLES,
     ),
 ]
 TpSizeOpt = Annotated[int, typer.Option(help="Tensor-parallel size the config is for.", min=1)]

@@ -2,7 +2,7 @@
 """Selection options that ``select`` and ``frontier`` share, and how they become objects."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -10,7 +10,11 @@ from patternsearch.cli._output import Output
 from patternsearch.errors import InputError
 
 if TYPE_CHECKING:
+    from patternsearch.patterns.candidates import Kind
+    from patternsearch.patterns.consumers import Consumer
     from patternsearch.schema.config import ModelIdentity
+    from patternsearch.selection.document import RunRecord
+    from patternsearch.selection.options import SelectionOptions
     from patternsearch.timing.model import TimeModel
 
 __all__ = [
@@ -24,8 +28,8 @@ __all__ = [
     "StatisticOpt",
     "TargetMassOpt",
     "TimingsOpt",
-    "parse_kinds",
     "parse_layers",
+    "selection_options",
     "time_model_for",
 ]
 
@@ -86,11 +90,33 @@ ServeDtypeOpt = Annotated[
 ]
 
 
-def parse_kinds(text: str | None) -> tuple[str, ...]:
-    """Parse ``a_shape,block_sparse``; None is every kind. Unknown kinds are refused later."""
-    from patternsearch.patterns.candidates import KINDS
+def selection_options(
+    record: "RunRecord",
+    *,
+    kinds: str | None,
+    consumer: "Consumer | None",
+    dense_layers: str | None,
+    **options: Any,
+) -> "SelectionOptions":
+    """Return the options of a selection from these scores; what needs no parsing passes through.
 
-    return KINDS if text is None else tuple(item.strip() for item in text.split(","))
+    Args:
+        record: of the run that wrote the scores.
+        kinds: such as ``a_shape,block_sparse``; None is every kind.
+        consumer: None is the one that was scored.
+        dense_layers: such as ``0,1,30-31``.
+        options: other fields of :class:`SelectionOptions`.
+    """
+    from patternsearch.patterns.candidates import KINDS
+    from patternsearch.selection.options import SelectionOptions
+
+    allowed = KINDS if kinds is None else tuple(item.strip() for item in kinds.split(","))
+    return SelectionOptions(
+        kinds=cast("tuple[Kind, ...]", allowed),
+        consumer=consumer or record.calibration.consumer,
+        dense_layers=parse_layers(dense_layers),
+        **options,
+    )
 
 
 def parse_layers(text: str | None) -> tuple[int, ...]:

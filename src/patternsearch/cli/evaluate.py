@@ -13,8 +13,11 @@ from patternsearch.cli._options import (
     DeviceOpt,
     DtypeOpt,
     JsonOpt,
+    LengthsOpt,
     ModelArg,
     OfflineOpt,
+    RecipeOpt,
+    SamplesOpt,
     TrustOpt,
     parse_lengths,
 )
@@ -25,16 +28,9 @@ from patternsearch.cli._progress import progress_for
 def evaluate(
     model: ModelArg,
     config: Annotated[Path, typer.Option(metavar="CONFIG", help="Config to run.")],
-    lengths: Annotated[
-        str | None, typer.Option(help="Prompt lengths; by default the calibrated ones.")
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(help="Samples a length; by default all held-out ones.", min=1),
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="Another recipe; by default the config's.")
-    ] = None,
+    recipe: RecipeOpt = None,
+    lengths: LengthsOpt = None,
+    samples: SamplesOpt = None,
     quality: Annotated[
         bool,
         typer.Option("--quality/--no-quality", help="Compare logits, retrieval, continuations."),

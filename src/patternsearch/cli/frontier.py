@@ -4,7 +4,7 @@
 Example: patternsearch frontier llama.scores --timings h200.json
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,14 +21,12 @@ from patternsearch.cli._selection import (
     StatisticOpt,
     TargetMassOpt,
     TimingsOpt,
-    parse_kinds,
-    parse_layers,
+    selection_options,
     time_model_for,
 )
 from patternsearch.errors import InputError
 
 if TYPE_CHECKING:
-    from patternsearch.patterns.candidates import Kind
     from patternsearch.selection.frontier import Frontier
 
 
@@ -58,19 +56,19 @@ def frontier(
     from patternsearch.selection.document import load_run_record
     from patternsearch.selection.frontier import DEFAULT_TARGETS
     from patternsearch.selection.frontier import frontier as sweep
-    from patternsearch.selection.options import SelectionOptions
 
     out = Output(as_json=as_json)
     folder = ScoresFolder(scores)
     record = load_run_record(folder)
-    options = SelectionOptions(
+    options = selection_options(
+        record,
         target_mass=target_mass,
         statistic=statistic,
         regions=regions,
-        kinds=cast("tuple[Kind, ...]", parse_kinds(kinds)),
-        consumer=consumer or record.calibration.consumer,
+        kinds=kinds,
+        consumer=consumer,
         max_density=max_density,
-        dense_layers=parse_layers(dense_layers),
+        dense_layers=dense_layers,
     )
     cost = time_model_for(timings, record.model, serve_dtype, out)
     found = sweep(folder, options, cost, _parse_targets(targets) or DEFAULT_TARGETS)

@@ -6,7 +6,7 @@ Example: patternsearch select llama.scores -o llama.yaml --timings h200.json --t
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,13 +23,11 @@ from patternsearch.cli._selection import (
     StatisticOpt,
     TargetMassOpt,
     TimingsOpt,
-    parse_kinds,
-    parse_layers,
+    selection_options,
     time_model_for,
 )
 
 if TYPE_CHECKING:
-    from patternsearch.patterns.candidates import Kind
     from patternsearch.selection.select import SelectedHeads
 
 _SHOWN_UPGRADES = 5
@@ -79,22 +77,22 @@ def select(
     from patternsearch.schema.io import dump_config
     from patternsearch.schema.scores import ScoresFolder
     from patternsearch.selection.document import load_run_record, select_config
-    from patternsearch.selection.options import SelectionOptions
 
     out = Output(as_json=as_json)
     folder = ScoresFolder(scores)
     record = load_run_record(folder)
-    options = SelectionOptions(
+    options = selection_options(
+        record,
         target_mass=target_mass if objective == "time" else mass_floor,
         objective=objective,
         budget_ms=budget_ms,
         budget_fraction=budget_fraction,
         statistic=statistic,
         regions=regions,
-        kinds=cast("tuple[Kind, ...]", parse_kinds(kinds)),
-        consumer=consumer or record.calibration.consumer,
+        kinds=kinds,
+        consumer=consumer,
         max_density=max_density,
-        dense_layers=parse_layers(dense_layers),
+        dense_layers=dense_layers,
         tp_size=tp_size,
     )
     cost = time_model_for(timings, record.model, serve_dtype, out)

@@ -14,15 +14,16 @@ from patternsearch.cli._options import (
     DeviceOpt,
     DtypeOpt,
     JsonOpt,
+    LengthsOpt,
     ModelArg,
     OfflineOpt,
+    RecipeOpt,
+    SamplesOpt,
     TrustOpt,
     parse_lengths,
 )
 from patternsearch.cli._output import Output, stderr_console
 from patternsearch.cli._progress import progress_for
-
-_QUALITY = "Quality and task"
 
 
 class Level(StrEnum):
@@ -62,27 +63,9 @@ def validate(
         bool,
         typer.Option("--weights/--no-weights", help="Digest the weights (reads every byte)."),
     ] = True,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Another recipe to judge on; by default the config's held-out samples.",
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="Lengths to judge at; by default the calibrated ones.", rich_help_panel=_QUALITY
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            help="At most so many samples a length; by default all held-out ones.",
-            min=1,
-            rich_help_panel=_QUALITY,
-        ),
-    ] = None,
+    recipe: RecipeOpt = None,
+    lengths: LengthsOpt = None,
+    samples: SamplesOpt = None,
     device: DeviceOpt = None,
     dtype: DtypeOpt = None,
     trust_remote_code: TrustOpt = False,

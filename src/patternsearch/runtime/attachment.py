@@ -9,7 +9,6 @@ model is refused instead of sharing state with the original.
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Any, Literal, Protocol
 
 import torch
@@ -142,12 +141,7 @@ class Attachment:
     def __enter__(self) -> "Attachment":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.detach()
 
     # --- one forward -----------------------------------------------------------------------

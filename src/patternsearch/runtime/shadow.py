@@ -8,7 +8,6 @@ would be without watching. Sums stay on the device and nothing waits for it unti
 import os
 import random
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -145,12 +144,7 @@ class Shadow:
     def __enter__(self) -> "Shadow":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
