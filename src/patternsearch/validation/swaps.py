@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from patternsearch.runtime.mapping import cycles
+from patternsearch.runtime.mapping_faults import cycles
 from patternsearch.schema.config import HeadEntry, PatternConfig
 from patternsearch.validation.samples import JudgingSamples
 
