@@ -189,8 +189,10 @@ def environment(threads, **more):
 
 
 def launcher(ranks):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [sys.executable, *(torchrun if ranks > 1 else [])]
+    """Return the begin of a command; the address spares a host without a name a look-up."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    count = ["--nproc-per-node", str(ranks)]
+    return [sys.executable, *([*torchrun, *count] if ranks > 1 else [])]
 
 
 def rank_processes(pid):
