@@ -148,7 +148,7 @@ def _run_pass(
         table_constants |= {f"KIND_{index}": reduction.kind, f"TILE_{index}": reduction.tile}
 
     def start(launch: ScoreLaunch) -> None:
-        grid = (-(-op.n // launch.block_keys), op.num_heads, NUM_REGIONS)
+        num_blocks = -(-op.n // launch.block_keys)
         sizes = (op.n, op.group, op.scale_log2)
         if launch.kernel == "hopper":
             if not can_run_hopper(op.q, op.k):
@@ -156,17 +156,15 @@ def _run_pass(
                     f"launch {launch} cannot run {op.q.dtype}, head_dim {op.q.shape[3]}, strides "
                     f"{op.q.stride()} and {op.k.stride()} on {op.q.device}; use a triton launch."
                 )
-            score_hopper_fwd_kernel = import_module(_HOPPER_MODULE).score_hopper_fwd_kernel
-            q_h, q_n, _, k_h, k_n, _, *others = strides
-            score_hopper_fwd_kernel[grid](
-                op.q, op.k, op.neg_lse2, segment_mass, *table_args,
-                q_h, q_n, k_h, k_n, *others, *sizes, HEAD_DIM=op.q.shape[3],
-                BLOCK_K=launch.block_keys, NUM_STAGES=launch.num_stages,
-                **table_constants, num_warps=launch.num_warps, maxnreg=launch.max_registers,
+            hopper = import_module(_HOPPER_MODULE)  # not every Triton has it
+            hopper.score_hopper_fwd_kernel[(op.num_heads, num_blocks, NUM_REGIONS)](
+                *hopper.hopper_descriptors(op.q, op.k), op.neg_lse2, segment_mass, *table_args,
+                *strides[6:], *sizes, HEAD_DIM=op.q.shape[3], **table_constants,
+                num_warps=launch.num_warps, maxnreg=launch.max_registers,
             )  # fmt: skip
         else:
             plain = _plain_diagonals(op, reductions, launch.block_keys) if has_tile else op.neg_lse2
-            triton_kernels.score_fwd_kernel[grid](
+            triton_kernels.score_fwd_kernel[(num_blocks, op.num_heads, NUM_REGIONS)](
                 op.q, op.k, op.neg_lse2, segment_mass, plain, *table_args, *strides, *sizes,
                 **op.constants, BLOCK_K=launch.block_keys, HAS_TILE=has_tile,
                 **table_constants, num_warps=launch.num_warps, num_stages=launch.num_stages,

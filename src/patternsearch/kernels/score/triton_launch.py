@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
@@ -26,6 +27,9 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
+_FIRST_TRITON, _LAST_TRITON = (3, 6), (3, 9)
+"""Releases that compile the Gluon kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreLaunch:
@@ -33,10 +37,10 @@ class ScoreLaunch:
 
     Attributes:
         kernel: ``triton``: any device. ``hopper``: compute capability 9.0, half precision, a
-            head_dim of 64, 128 or 256, rows of unit stride that start at multiples of 32 bytes.
-        block_keys: keys of a program, 64, 128 or 256.
+            head_dim of 64 or 128, rows of unit stride that start at multiples of 16 bytes.
+        block_keys: keys of a program, 64, 128 or 256; 256 for ``hopper``.
         num_warps: warps of a program.
-        num_stages: query tiles in flight, at least 2 for ``hopper``.
+        num_stages: query tiles in flight; 2 for ``hopper``.
         max_registers: registers a thread may use, so that two programs share a multiprocessor;
             None for no limit.
     """
@@ -50,7 +54,8 @@ class ScoreLaunch:
 
 def score_launches(q: Tensor, k: Tensor) -> tuple[ScoreLaunch, ...]:
     """Return the launch shapes to try on these inputs, best first (measured on an H200)."""
-    del k
+    if can_run_hopper(q, k):
+        return (ScoreLaunch("hopper", 256, 4, 2), ScoreLaunch("triton", 256, 8, 3, 128))
     if q.dtype == torch.float32:
         return (ScoreLaunch("triton", 64, 4, 2), ScoreLaunch("triton", 64, 4, 1))
     if padded_head_dim(q.shape[3]) > 128:
@@ -63,15 +68,21 @@ def score_launches(q: Tensor, k: Tensor) -> tuple[ScoreLaunch, ...]:
 
 
 def can_run_hopper(q: Tensor, k: Tensor) -> bool:
-    """Return whether the ``hopper`` kernel can run these inputs on their device."""
+    """Return whether the ``hopper`` kernel can run these inputs on their device.
+
+    Not under a Triton whose Gluon it was never compiled with: those names still change.
+    """
+    release = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if not _FIRST_TRITON <= release <= _LAST_TRITON:
+        return False
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != (9, 0):
         return False
-    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] not in (64, 128, 256):
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[3] not in (64, 128):
         return False
     return all(
         x.stride(3) == 1
-        and x.stride(1) % 16 == 0
-        and x.stride(2) % 16 == 0
+        and x.stride(1) % 8 == 0
+        and x.stride(2) % 8 == 0
         and x.data_ptr() % 16 == 0
         for x in (q, k)
     )
