@@ -1,31 +1,45 @@
 """Calibration of an 8B shape on one GPU against its plain dense prefill, in one process.
 
-    python scripts/measure_scale.py                      # 8k, 32k, 128k: all layers; 256k: 8 layers
-    python scripts/measure_scale.py --lengths 131072:32  # one length, 32 layers
-    python scripts/measure_scale.py --long 1048576       # only one layer of a million tokens
+    PYTHONPATH=src python scripts/measure_scale.py --out scale.csv
+    PYTHONPATH=src python scripts/measure_scale.py --lengths "" --sampled-lengths 131072
+    PYTHONPATH=src python scripts/measure_scale.py --lengths "" --long 1048576
+    PYTHONPATH=src python scripts/measure_scale.py --tiny --device cpu --lengths 128,256
 
-The model is Llama-3.1-8B's shape with random weights, built on the GPU; the tokens are random. For
-each length, after a warm-up: `library` is the forward with transformers' own sdpa attention
-(lengths up to 32k), `dense` the same forward with the attention operation that calibration uses and
-no scoring, `calibrate` forward and scores of the default grid as a table. Prints one JSON object a
-measurement: seconds, seconds by phase, peak GPU memory, and both relative to `dense`.
+The model is Llama-3.1-8B's shape, all 32 layers, with random weights drawn on the GPU; the tokens
+are random. For each length, after a warm-up:
+
+library    the forward with transformers' own sdpa attention, up to 32k tokens.
+dense      the same forward with the attention operation that calibration uses, and no scoring;
+           beyond 128k tokens it comes last, so that a time limit takes it first.
+calibrate  forward, scores of the default grid, their table, and the part file.
+
+One row a measurement, printed as JSON and appended to --out (CSV) as soon as it is known: median
+seconds of the repeats, seconds by phase of the last repeat (`lse` is the dense attention with its
+log-sum-exp, `forward` all else of the model), peak GPU memory. The row of a length that completes
+the pair holds what calibration takes over dense: `ratio` of seconds and `extra_gib` of peaks.
 """
 
 import argparse
+import csv
 import json
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from patternsearch.calibration import sample_scores
 from patternsearch.calibration.clock import PhaseClock
-from patternsearch.calibration.sample_scores import dense_attention_for, score_sample
 from patternsearch.calibration.samples import Sample
+from patternsearch.calibration.store import ScoresStore
 from patternsearch.model.capture import run_with_capture
 from patternsearch.model.chunked_mlp import chunked_mlps
+from patternsearch.model.dense import causal_attention
 from patternsearch.model.loading import adopt_model
 from patternsearch.schema.io import load_grid
+from patternsearch.schema.scores import scores_folder_of
 from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.table import sample_table
 
@@ -49,8 +63,17 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 16,
 }
+NUM_LAYERS = 32
 LIBRARY_LIMIT = 32_768
+REPEAT_LIMIT = 32_768
+DENSE_FIRST_LIMIT = 131_072
+WARM_UP = 4096
 GIB = 2**30
+PHASES = ("forward", "lse", "score", "aggregate", "write")
+COLUMNS = (
+    "device", "torch", "measurement", "tokens", "layers", "row_sample", "repeats", "seconds",
+    *(f"{phase}_s" for phase in PHASES), "peak_gib", "ratio", "extra_gib",
+)  # fmt: skip
 
 
 def build_model(shape, num_layers, device, dtype, seed=0):
@@ -64,6 +87,7 @@ def build_model(shape, num_layers, device, dtype, seed=0):
             model = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
+    model.set_attn_implementation("sdpa")
     return adopt_model(model)
 
 
@@ -73,107 +97,174 @@ def random_sample(n, vocab_size):
     return Sample(f"l{n}-000-random", "random", "calibration", n, n, "", ids, (), None)
 
 
-class Meter:
-    def __init__(self, device):
-        self.device = device
-
-    def __call__(self, work):
-        """Return seconds and peak bytes of a call."""
-        if self.device.type != "cuda":
-            start = time.perf_counter()
-            work()
-            return time.perf_counter() - start, 0
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        torch.cuda.synchronize(self.device)
+def metered(device, work):
+    """Return seconds and peak bytes of a call."""
+    if device.type != "cuda":
         start = time.perf_counter()
         work()
-        torch.cuda.synchronize(self.device)
-        return time.perf_counter() - start, torch.cuda.max_memory_allocated(self.device)
+        return time.perf_counter() - start, 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start, torch.cuda.max_memory_allocated(device)
 
 
-def library_forward(loaded, sample):
-    ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None].to(loaded.device)
-    with torch.inference_mode():
-        loaded.backbone(input_ids=ids, use_cache=False)
+class Bench:
+    """One model and what is measured on it."""
+
+    dense_limit = 2**60
+
+    def __init__(self, loaded, folder, put):
+        self.loaded = loaded
+        self.put = put
+        self.store = ScoresStore(scores_folder_of(folder / "scale.yaml"), {})
+        self.store.open(fresh=True)
+        self.clock = PhaseClock(loaded.device)
+
+    def library(self, sample, scorer):
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None].to(self.loaded.device)
+        with torch.inference_mode():
+            self.loaded.backbone(input_ids=ids, use_cache=False)
+
+    def dense(self, sample, scorer):
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+        attention = sample_scores.dense_attention_for(self.loaded.device)
+        with chunked_mlps(self.loaded.model):
+            run_with_capture(self.loaded, ids, lambda inputs: None, dense_attention=attention)
+
+    def calibrate(self, sample, scorer):
+        """What a run does with one sample, the dense attention as a phase of its own."""
+        self.clock = PhaseClock(self.loaded.device)
+        plain = sample_scores.dense_attention_for
+
+        def clocked_for(device, **options):
+            attention = plain(device, **options) or causal_attention
+
+            def attend(*arguments, **keywords):
+                with self.clock.phase("lse"):
+                    return attention(*arguments, **keywords)
+
+            return attend
+
+        sample_scores.dense_attention_for = clocked_for
+        try:
+            scores = sample_scores.score_sample(
+                self.loaded, sample, scorer, self.clock, lambda layer: None
+            )
+        finally:
+            sample_scores.dense_attention_for = plain
+        with self.clock.phase("aggregate"):
+            names = ("sample_id", "source", "split", "length", "num_tokens")
+            table = sample_table(scores, **{name: getattr(sample, name) for name in names})
+        with self.clock.phase("write"):
+            self.store.write_part(0, sample, table)
+
+    def measure(self, n, scorer):
+        """Measure one length."""
+        sample = random_sample(n, self.loaded.identity.vocab_size)
+        names = ["dense", "calibrate"] if n <= DENSE_FIRST_LIMIT else ["calibrate", "dense"]
+        if n <= LIBRARY_LIMIT:
+            names.insert(0, "library")
+        if n > self.dense_limit:
+            names.remove("dense")
+        repeats = 3 if n <= REPEAT_LIMIT else 1
+        known = {}
+        for name in names:
+            work = getattr(self, name)
+            runs = [metered(self.loaded.device, lambda w=work: w(sample, scorer))
+                    for _ in range(repeats)]  # fmt: skip
+            seconds = float(np.median([run[0] for run in runs]))
+            peak = max(run[1] for run in runs) / GIB
+            known[name] = seconds, peak
+            row = {
+                "measurement": name,
+                "tokens": n,
+                "layers": len(self.loaded.full_layers),
+                "row_sample": scorer.row_sample,
+                "repeats": repeats,
+                "seconds": seconds,
+                "peak_gib": peak,
+            }
+            if name == "calibrate":
+                row |= {f"{phase}_s": self.clock.seconds[phase] for phase in PHASES}
+            if name != "library" and {"dense", "calibrate"} <= known.keys():
+                (ours, our_peak), (dense, dense_peak) = known["calibrate"], known["dense"]
+                row |= {"ratio": ours / dense, "extra_gib": our_peak - dense_peak}
+            self.put(row)
 
 
-def dense_forward(loaded, sample):
-    ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
-    attention = dense_attention_for(loaded.device)
-    with chunked_mlps(loaded.model):
-        run_with_capture(loaded, ids, lambda inputs: None, dense_attention=attention)
+def row_writer(path, device):
+    """Return what prints a row and appends it to the file."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    if path is not None and not (path.exists() and path.stat().st_size):
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerow(COLUMNS)
 
+    def put(row):
+        row = {"device": name, "torch": torch.__version__, **row}
+        row = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+        print(json.dumps(row), flush=True)
+        if path is not None:
+            with path.open("a", newline="") as file:
+                csv.DictWriter(file, COLUMNS).writerow(row)
 
-def calibrate(loaded, sample, scorer, clock):
-    scores = score_sample(loaded, sample, scorer, clock, lambda layer: None)
-    with clock.phase("aggregate"):
-        names = ("sample_id", "source", "split", "length", "num_tokens")
-        sample_table(scores, **{name: getattr(sample, name) for name in names})
-
-
-def measure(loaded, n, scorer, *, library, plain=True):
-    meter = Meter(loaded.device)
-    sample = random_sample(n, loaded.identity.vocab_size)
-    row = {"tokens": n, "layers": len(loaded.full_layers), "row_sample": scorer.row_sample}
-    if library:
-        row["library_s"], peak = meter(lambda: library_forward(loaded, sample))
-        row["library_peak_gib"] = peak / GIB
-    if plain:
-        row["dense_s"], peak = meter(lambda: dense_forward(loaded, sample))
-        row["dense_peak_gib"] = peak / GIB
-    clock = PhaseClock(loaded.device)
-    row["calibrate_s"], peak = meter(lambda: calibrate(loaded, sample, scorer, clock))
-    row["calibrate_peak_gib"] = peak / GIB
-    if plain:
-        row["ratio"] = row["calibrate_s"] / row["dense_s"]
-        row["extra_gib"] = row["calibrate_peak_gib"] - row["dense_peak_gib"]
-    row["phases_s"] = {name: round(seconds, 3) for name, seconds in clock.seconds.items()}
-    rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
-    print(json.dumps(rounded), flush=True)
+    return put
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", default="8192:32,32768:32,131072:32,262144:8")
-    parser.add_argument(
-        "--long", type=int, default=1_048_576, help="tokens of the one layer; 0: no"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--row-sample", type=float, default=1 / 8, help="of the one layer")
-    parser.add_argument("--sampled-lengths", default="131072:8", help="with --row-sample too")
+    parser.add_argument("--lengths", default="8192,32768,131072,262144", help="all rows scored")
+    parser.add_argument("--sampled-lengths", default="", help="with --row-sample")
+    parser.add_argument("--long", type=int, default=0, help="tokens of one layer, no dense")
+    parser.add_argument("--row-sample", type=float, default=1 / 8)
+    parser.add_argument("--layers", type=int, default=NUM_LAYERS)
+    parser.add_argument(
+        "--dense-limit", type=int, default=2**60, help="longest that dense is measured at"
+    )
     parser.add_argument("--grid", default="default")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, help="CSV to append to")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does the script run?")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    backend = "triton" if device.type == "cuda" else "torch"
-    shape = TINY if arguments.tiny else SHAPE
+    is_cuda = device.type == "cuda"
     candidates = load_grid(arguments.grid)[0].expand()
+    backend = "triton" if is_cuda else "torch"
     whole = LayerScorer(candidates, backend=backend)
     sampled = LayerScorer(candidates, backend=backend, row_sample=arguments.row_sample)
-    properties = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    print(json.dumps({"device": properties, "torch": torch.__version__, "candidates":
-                      len(candidates), "grid": arguments.grid, "dtype": str(dtype)}))  # fmt: skip
-
-    wanted = [
-        (int(part.split(":")[1]), int(part.split(":")[0]), scorer)
+    put = row_writer(arguments.out, device)
+    plan = [
+        (arguments.layers, int(n), scorer)
         for text, scorer in ((arguments.lengths, whole), (arguments.sampled_lengths, sampled))
-        for part in text.split(",")
-        if part
+        for n in text.split(",")
+        if n
     ]
     if arguments.long:
-        wanted.append((1, arguments.long, sampled))
-    loaded = None
-    for num_layers, n, scorer in wanted:
-        if loaded is None or len(loaded.full_layers) != num_layers:
-            loaded = None
-            loaded = build_model(shape, num_layers, device, dtype)
-            loaded.model.set_attn_implementation("sdpa")
-        # Compiles and sizes every kernel: a few thousand tokens are enough, but for autotuning.
-        warm_up = random_sample(min(n, 8192), loaded.identity.vocab_size)
-        calibrate(loaded, warm_up, scorer, PhaseClock(device))
-        measure(loaded, n, scorer, library=n <= LIBRARY_LIMIT, plain=n <= 262_144)
+        plan.append((1, arguments.long, sampled))
+    shape = TINY if arguments.tiny else SHAPE
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        bench = None
+        warm = set()
+        for num_layers, n, scorer in plan:
+            if bench is None or len(bench.loaded.full_layers) != num_layers:
+                bench = None  # its memory first
+                dtype = torch.bfloat16 if is_cuda else torch.float32
+                loaded = build_model(shape, num_layers, device, dtype)
+                bench = Bench(loaded, Path(folder), put)
+                del loaded
+            bench.dense_limit = 0 if num_layers == 1 else arguments.dense_limit
+            if scorer.row_sample not in warm:  # compiles every kernel
+                warm_up = random_sample(min(n, WARM_UP), bench.loaded.identity.vocab_size)
+                bench.calibrate(warm_up, scorer)
+                warm.add(scorer.row_sample)
+            bench.measure(n, scorer)
+    print(json.dumps({"total_s": round(time.perf_counter() - start, 1)}))
 
 
 if __name__ == "__main__":
