@@ -71,7 +71,7 @@ def test_frontier_fits(capsys, tmp_path):
     scores = finished_scores(tmp_path / "x.scores").root
     out = run_program(capsys, "frontier", scores, "--targets", "0.8,0.9").out
     assert_fits(out)
-    for head in ("speed-up", "V-Slash", "products", "cost"):
+    for head in ("work saved", "V-Slash", "products", "cost"):
         assert head in out
 
 

@@ -120,12 +120,12 @@ def test_axes_ranks_and_the_runner_up_read_as_meant(browser, page):
     assert browser.run("return location.hash") == "#head-2-4"
     browser.click("#close")
     assert browser.run("return location.hash") == ""
-    # Counted work chose these heads, so no runner-up can execute fewer pairs.
+    # Counted work chose these heads, so a runner-up executes fewer pairs only within a tie.
     costs = browser.run(
         "return [...document.querySelectorAll('#heads tbody td:last-child')].map(c => c.innerText)"
     )
     assert costs
-    assert not [cost for cost in costs if cost.startswith("−")]
+    assert min(float(c.replace("−", "-").rstrip("%")) for c in costs if c != "–") >= -2.0
     sizes = browser.run(
         "return [...document.querySelectorAll('[data-figure=\"ranks\"] .segments button')]"
         ".map(b => b.innerText)"

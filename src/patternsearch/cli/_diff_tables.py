@@ -66,8 +66,8 @@ def _totals(diff: Diff) -> Table:
         ]
 
     at = f" at {diff.length} tokens" if diff.length else ""
-    names = ["heads", f"density{at}", f"predicted ms{at}", f"mean score{at}"]
-    table = plain_table("Totals", "", "A", "B", left=("", "A", "B"))
+    names = ["heads", "density", "predicted ms", "mean score"]
+    table = plain_table(f"Totals{at}", "", "A", "B", left=("", "A", "B"))
     table.columns[1].max_width = table.columns[2].max_width = 36
     for row in zip(names, cells(diff.totals[0]), cells(diff.totals[1]), strict=True):
         table.add_row(*row)

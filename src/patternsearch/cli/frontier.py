@@ -88,7 +88,8 @@ def _tables(found: "Frontier") -> list[Any]:
     from patternsearch.exchange.words import number
 
     source = f"predicted for {found.device}" if found.measured else "counted pairs, measured: false"
-    names = ("target", "length", "speed-up", "density", "mean mass", *KIND_HEADS.values())
+    gain = "speed-up" if found.measured else "work saved"
+    names = ("target", "length", gain, "density", "mean mass", *KIND_HEADS.values())
     curve = plain_table(f"What a target costs ({source})", *names)
     for point in found.points:
         curve.add_row(

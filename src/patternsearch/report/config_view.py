@@ -254,6 +254,8 @@ def _selection(config: PatternConfig) -> Iterator[tuple[str, str]]:
         _OBJECTIVES[s.objective],
     )
     yield "target mass", f"{target}; {s.statistic} sample, regions: {s.regions}"
+    if s.tie_tolerance is not None:
+        yield "ties", f"costs within {s.tie_tolerance:.0%} count as equal: the simpler kind wins"
     if s.budget_ms is not None:
         yield "budget", f"{s.budget_ms:g} ms"
     yield "kinds allowed", ", ".join(KIND_LABELS[kind] for kind in s.kinds)

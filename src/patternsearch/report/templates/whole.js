@@ -86,13 +86,14 @@ function breakEvenFigure(model) {
   if (!model.break_even.length)
     return message("Break-even length", "Not measured: below which length dense is faster needs a timing table. Run ", h("code", {}, "patternsearch bench"), " on the GPU that will serve, then ", h("code", {}, "patternsearch select"), " with its table.");
   const points = model.break_even;
+  if (points.length < 2) return message("Break-even length", `At ${tokens(points[0].length)} dense attention takes ${ms(points[0].dense_ms)}, the chosen patterns ${ms(points[0].sparse_ms)} (predicted for ${model.device}). Where they break even needs a second calibrated length.`);
   return figure({
     title: "Break-even: dense against chosen, attention of all heads", name: "break-even", height: 300,
     caption: `Predicted for ${model.device}. Dense is faster below ${model.min_length} tokens (vertical line).`,
     csv: () => ({ header: ["length", "dense_ms", "sparse_ms"], rows: points.map(p => [p.length, p.dense_ms, p.sparse_ms]) }),
     draw: () => ({
       data: [["dense_ms", "dense", "--dense"], ["sparse_ms", "chosen", "--accent"]].map(([key, name, color]) => ({ x: points.map(p => p.length), y: points.map(p => p[key]), mode: "lines+markers", name, line: { color: style(color) }, hovertemplate: "%{x} tokens: %{y:.3f} ms<extra>" + name + "</extra>" })),
-      layout: { xaxis: { title: { text: "tokens" }, type: "log" }, yaxis: { title: { text: "ms" }, type: "log" },
+      layout: { xaxis: { title: { text: "tokens" }, type: "log", tickvals: points.map(p => p.length), ticktext: points.map(p => tokens(p.length).replace(" tokens", "")) }, yaxis: { title: { text: "ms" }, type: "log" },
         shapes: known(model.min_length) ? [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: model.min_length, x1: model.min_length, line: { color: style("--muted"), dash: "dot", width: 1 } }] : [] },
     }),
   });
