@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -9,6 +10,10 @@ from patternsearch.errors import PatternsearchError
 from patternsearch.model.capture import run_with_capture
 from patternsearch.model.loading import adopt_model
 from patternsearch.model.support import check_supported
+
+UNFIT = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError,
+         StrictDataclassError, TypeError, ValueError)  # fmt: skip
+"""What a class of the library says when these fields do not make a configuration or a model."""
 
 SMALL = {
     "vocab_size": 320,
@@ -45,7 +50,7 @@ def _small_config(config_class):
         if getattr(defaults, "sliding_window", None):
             fields["sliding_window"] = 24
         return config_class(**fields)
-    except Exception:
+    except UNFIT:
         return None
 
 
@@ -57,7 +62,7 @@ def _outcome(config):
         model = AutoModelForCausalLM.from_config(config)
     except PatternsearchError:
         return "refused"
-    except Exception:
+    except UNFIT:
         return "not built"
     ids = torch.randint(3, 320, (1, 150), generator=torch.Generator().manual_seed(0))
     try:
