@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from patternsearch.calibration import distributed
 from patternsearch.calibration.distributed import Team, joined, world_size
-from patternsearch.errors import InputError
+from patternsearch.errors import EnvironmentLacks, InputError
 from patternsearch.schema.io import load_config
 from patternsearch.schema.scores import MASS_COLUMNS, scores_folder_of
 from support.calibrated import run_tiny, snapshot
@@ -172,3 +174,37 @@ def test_team_numbers_its_copies():
     assert team.device("cuda") == "cuda:5"
     with pytest.raises(InputError, match="shared by 8 processes"):
         team.device("cuda:1")
+
+
+def test_each_process_takes_the_gpu_of_its_local_rank(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    distributed._take_gpu(Team(rank=3, size=4, local_rank=1))
+    assert taken == [1]
+    with pytest.raises(EnvironmentLacks, match="local rank 2 has no GPU of its own"):
+        distributed._take_gpu(Team(rank=2, size=4, local_rank=2))
+
+
+class Library:
+    """Stands for torch.distributed and writes down how its communicators end."""
+
+    def __init__(self, backend):
+        self.backend, self.ends, self.group = backend, [], self
+        self.WORLD = self
+
+    def get_backend(self):
+        return self.backend
+
+    def abort(self):
+        self.ends.append("abort")
+
+    def destroy_process_group(self):
+        self.ends.append("destroy")
+
+
+@pytest.mark.parametrize(("backend", "end"), [("nccl", "abort"), ("gloo", "destroy")])
+def test_a_failing_rank_never_waits_for_its_peers(backend, end):
+    library = Library(backend)
+    distributed._abandon(library)
+    assert library.ends == [end]
