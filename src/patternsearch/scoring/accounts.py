@@ -129,18 +129,18 @@ class SampledRegions:
 
     def _set_known(self, sample: RowSample, known: Tensor) -> None:
         """Sum what is known of each row by unit and by stratum."""
-        num_heads, n, num_known = known.shape
         device = known.device
-        unit = np.full(n, len(sample.first_row))
+        unit = np.full(len(sample.row_stratum), -1)
         for place, rows in enumerate(sample.units):
             unit[rows.start : rows.stop : rows.step] = place
-        values = known.double()
+        padded = torch.nn.functional.pad(known, (0, 0, 0, 1))
 
         def summed(owner: NDArray[np.int64], count: int) -> Tensor:
-            total = torch.zeros(num_heads, count, num_known, dtype=torch.float64, device=device)
-            return total.index_add_(1, torch.from_numpy(owner).to(device), values)
+            # A gather, since sums by index have no fixed order on CUDA.
+            rows = torch.from_numpy(_rows_by_owner(owner, count)).to(device)
+            return padded[:, rows].sum(2, dtype=torch.float64)
 
-        self._known = summed(unit, len(sample.first_row) + 1)[:, :-1]  # [Hq, units, K]
+        self._known = summed(unit, len(sample.first_row))  # [Hq, units, K]
         self._known_total = summed(sample.row_stratum, len(sample.sizes))  # [Hq, strata, K]
         weight = torch.from_numpy(sample.variance_weights).to(device)
         parity = torch.arange(len(sample.sizes), device=device) % 2
@@ -185,6 +185,23 @@ class SampledRegions:
             rest -= slope @ (known * serves[self._stratum])
             shift += slope @ (total * serves @ self._in_region)
         return rest, shift
+
+
+def _rows_by_owner(owner: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return int64 [count, most rows of one]: the rows of each owner, then len(owner).
+
+    Args:
+        owner: int64 [n], whose each row is; −1 for nobody's.
+        count: owners.
+    """
+    rows = np.flatnonzero(owner >= 0)
+    rows = rows[np.argsort(owner[rows], kind="stable")]
+    mine = owner[rows]
+    sizes = np.bincount(mine, minlength=count)
+    place = np.arange(len(rows)) - (sizes.cumsum() - sizes)[mine]
+    table = np.full((count, int(sizes.max())), len(owner))
+    table[mine, place] = rows
+    return table
 
 
 def _ridged(gram: Tensor) -> Tensor:
