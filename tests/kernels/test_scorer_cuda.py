@@ -33,3 +33,27 @@ def test_scorer_on_cuda_agrees_with_torch(n, dtype, atol, oracle):
         ours = torch.as_tensor(getattr(on_gpu, name)).double().cpu().numpy()
         theirs = torch.as_tensor(getattr(on_cpu, name)).double().cpu().numpy()
         np.testing.assert_allclose(ours, theirs, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float32, 2e-4), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"]
+)
+@pytest.mark.parametrize("n", [3000, 8191])
+def test_sampled_scores_on_cuda_agree_with_torch(n, dtype, atol):
+    from patternsearch.kernels.score.lse import attention_with_lse
+
+    q, k, v = (x.to(dtype) for x in planted_qk(n, 8, 2, 128, seed=3))
+    scale = 128**-0.5
+    grid = load_grid("default")[0].expand()
+    cpu = [x.float() for x in (q, k, v)]
+    on_cpu = LayerScorer(grid, row_sample=1 / 8).score(
+        *cpu[:2], scale=scale, lse=attention_with_lse(*cpu, scale=scale).lse
+    )
+    gpu = [x.cuda() for x in (q, k, v)]
+    scorer = LayerScorer(grid, row_sample=1 / 8, backend="triton")
+    lse = attention_with_lse(*gpu, scale=scale).lse
+    on_gpu, again = (scorer.score(*gpu[:2], scale=scale, lse=lse) for _ in range(2))
+    for name in ("mass", "error", "low"):
+        ours, theirs = getattr(on_gpu, name), getattr(on_cpu, name)
+        np.testing.assert_allclose(ours, theirs, atol=atol, err_msg=name)
+        np.testing.assert_array_equal(ours, getattr(again, name), err_msg=name)
