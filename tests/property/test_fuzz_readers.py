@@ -16,8 +16,8 @@ from patternsearch.calibration.recipes import load_recipe
 from patternsearch.errors import PatternsearchError
 from patternsearch.exchange.pattern_file import read_pattern_file
 from patternsearch.schema.io import dumps_config, load_config, load_grid
-from patternsearch.selection.arrays import load_scores
 from patternsearch.selection.document import load_run_record
+from patternsearch.selection.reading import load_scores
 from patternsearch.timing.table import load_timings
 from support.configs import make_config
 from support.mutations import damaged_bytes, damaged_documents

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patternsearch.errors import InputError
-from patternsearch.selection.arrays import scores_from_frame
 from patternsearch.selection.knapsack import hull, pareto, solve
 from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.reading import scores_from_frame
 from patternsearch.selection.select import pose, select_heads
 from support.scores_factory import SMALL_GRID, scores_frame
 

@@ -21,8 +21,8 @@ from patternsearch.report.page import render_page, write_page
 from patternsearch.report.words import pattern_document
 from patternsearch.schema.io import dump_config
 from patternsearch.selection.aggregate import aggregate
-from patternsearch.selection.arrays import load_scores
 from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.reading import load_scores
 from support.configs import make_config
 from support.report_scores import write_calibration
 from support.timings_factory import timing_table

@@ -233,7 +233,7 @@ def test_table_appends_the_columns_of_sampling():
 
 
 def test_selection_goes_by_the_lower_bound():
-    from patternsearch.selection.arrays import scores_from_frame
+    from patternsearch.selection.reading import scores_from_frame
     from patternsearch.selection.statistics import reached_mass
 
     q, k = layer(3500)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from patternsearch.errors import ScoresError
-from patternsearch.selection.arrays import load_scores, scores_from_frame
+from patternsearch.selection.reading import load_scores, scores_from_frame
 from support.scores_factory import SMALL_GRID, scores_frame, write_scores
 
 

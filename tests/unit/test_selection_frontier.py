@@ -8,10 +8,10 @@ import pytest
 
 from patternsearch.errors import InputError
 from patternsearch.patterns.candidates import BlockSparse, Dense, VerticalSlashSpread
-from patternsearch.selection.arrays import scores_from_frame
 from patternsearch.selection.cost import Work
 from patternsearch.selection.frontier import frontier
 from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.reading import scores_from_frame
 from patternsearch.selection.select import select_heads
 from support.scores_factory import counts, scores_frame
 

@@ -15,9 +15,9 @@ from patternsearch.patterns.candidates import (
     candidate_from_columns,
 )
 from patternsearch.selection.aggregate import aggregate
-from patternsearch.selection.arrays import scores_from_frame
 from patternsearch.selection.cost import Work
 from patternsearch.selection.options import SelectionOptions, is_expressible
+from patternsearch.selection.reading import scores_from_frame
 from patternsearch.selection.rule import cheapest
 from patternsearch.selection.statistics import over_samples, reached_mass
 from support.scores_factory import SMALL_GRID, scores_frame

@@ -6,9 +6,9 @@ import pytest
 from patternsearch.errors import InputError, ScoresError
 from patternsearch.patterns.candidates import KINDS, AShape, BlockSparse, Dense, describe
 from patternsearch.schema.config import BreakEven
-from patternsearch.selection.arrays import scores_from_frame
 from patternsearch.selection.entries import min_length
 from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.reading import scores_from_frame
 from patternsearch.selection.select import select_heads
 from support.scores_factory import SMALL_GRID, random_mass, scores_frame, write_scores
 

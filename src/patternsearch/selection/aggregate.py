@@ -15,8 +15,9 @@ from patternsearch.patterns.candidates import (
     VerticalSlashSpread,
     candidate_columns,
 )
-from patternsearch.selection.arrays import LengthScores, ScoreArrays, scores_from_frame
+from patternsearch.selection.arrays import LengthScores, ScoreArrays
 from patternsearch.selection.cost import CostModel, Work
+from patternsearch.selection.reading import scores_from_frame
 from patternsearch.selection.rule import cheapest
 from patternsearch.selection.statistics import MASS_DECIMALS, length_statistics
 

@@ -16,12 +16,13 @@ from patternsearch.errors import InputError, ScoresError
 from patternsearch.patterns.candidates import Dense, describe
 from patternsearch.schema.config import BreakEven, HeadEntry, Selection
 from patternsearch.schema.scores import ScoresFolder
-from patternsearch.selection.arrays import ScoreArrays, load_scores, scores_from_frame
+from patternsearch.selection.arrays import ScoreArrays
 from patternsearch.selection.balance import RankCosts, fill_slack, rank_costs, solve_balanced
 from patternsearch.selection.cost import CostModel, Work
 from patternsearch.selection.entries import LengthTable, head_entries, length_tables, record
 from patternsearch.selection.knapsack import Front, hull, pareto, solve
 from patternsearch.selection.options import SelectionOptions
+from patternsearch.selection.reading import load_scores, scores_from_frame
 from patternsearch.selection.rule import cheapest, complexity
 from patternsearch.selection.statistics import reached_mass
 
