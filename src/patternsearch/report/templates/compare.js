@@ -69,7 +69,7 @@ function build_compare(data, main) {
     const number = (key, label) => ({ key, label, number: true, digits: 4 });
     main.append(h("section", { id: "heads" }, h("h2", {}, "Heads that differ"), sortableTable({ name: "changes", rows: compareRows(data), search: true,
       filters: [{ key: "what", label: "Change", options: data.changes.slice(1).map(c => ({ value: c, label: CHANGE_LABELS[c] })) }],
-      columns: [{ key: "layer", label: "layer", number: true }, { key: "head", label: "head", number: true }, { key: "what", label: "change", format: v => CHANGE_LABELS[v] }, { key: "a", label: "A" }, { key: "b", label: "B" }, number("mass_a", "mass A"), number("mass_b", "mass B"), number("mass_change", "B − A"), number("density_a", "density A"), number("density_b", "density B"), { key: "stale", label: "" }] })));
+      columns: [{ key: "layer", label: "layer", number: true }, { key: "head", label: "head", number: true }, { key: "what", label: "change", format: v => CHANGE_LABELS[v] }, { key: "a", label: "A" }, { key: "b", label: "B" }, number("mass_a", "mass A"), number("mass_b", "mass B"), number("mass_change", "B − A"), number("density_a", "density A"), number("density_b", "density B"), { key: "stale", label: "stale" }] })));
   }
   mountAll(mounts);
 }
