@@ -77,6 +77,7 @@ def attend_flash4(
         out, lse = attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             softmax_scale=scale, mask_mod=causal, block_sparse_tensors=sparse, return_lse=True,
+            pack_gqa=False,  # packed, the query heads of a kv head would share one list
         )[:2]  # fmt: skip
     return out.transpose(1, 2), lse[0]
 
