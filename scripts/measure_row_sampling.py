@@ -18,6 +18,7 @@ rows over some seeds. Prints a JSON line for each layer and fraction:
 """
 
 import argparse
+import itertools
 import json
 import sys
 import sysconfig
@@ -27,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from patternsearch.patterns import row_sampling
 from patternsearch.patterns.row_sampling import sample_rows
 from patternsearch.schema.io import load_grid
 from patternsearch.scoring.engine import LayerScorer
@@ -120,6 +122,11 @@ def main():
     parser.add_argument("--kinds", default="dense,sink,columns,diagonals,blocks", help="planted")
     parser.add_argument("--row-sample", default="0.125", help="fractions")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument(
+        "--max-units",
+        default=str(row_sampling._MAX_UNITS),
+        help="how fine the sample may be; several show what it costs",
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="append the lines to this file too")
     arguments = parser.parse_args()
@@ -144,7 +151,10 @@ def main():
         n = q.shape[2]
         exact = LayerScorer(candidates, backend=backend)
         truth, exact_s = timed_scores(exact, layer, q, k, scale, lse)
-        for fraction in map(float, arguments.row_sample.split(",")):
+        fractions = map(float, arguments.row_sample.split(","))
+        limits = map(int, arguments.max_units.split(","))
+        for fraction, limit in itertools.product(fractions, limits):
+            row_sampling._MAX_UNITS = limit
             scorers = [
                 LayerScorer(candidates, backend=backend, row_sample=fraction, row_seed=seed)
                 for seed in range(arguments.seeds)
@@ -159,6 +169,7 @@ def main():
                 "layer": layer,
                 "heads": q.shape[1],
                 "row_sample": fraction,
+                "max_units": limit,
                 "scored": round(float(sample_rows(n, fraction, 0).num_rows.sum() / n), 4),
                 "error": errors(error[..., 0]),
                 "error_high": errors(error[..., 0][:, truth.mass[..., 0] >= 0.8]),

@@ -29,7 +29,7 @@ MIN_ROWS = 2048
 """Rows that are scored at least: the error depends on their number, hardly on the fraction."""
 _PER_STRATUM = 2
 _MIN_UNIT_ROWS = 4
-_MAX_UNITS = 512
+_MAX_UNITS = 1024
 """Units drawn at most, while they have fewer rows than a tile: what follows the products costs
 time by the unit."""
 

@@ -291,9 +291,17 @@ class LayerScorer:
             q, k, scale=scale, lse=lse, units=units, backend=self.backend
         ):
             at, sums = piece.units, piece.sums
-            unit_mass[piece.heads, at, : sums.shape[1]] = sums.sum(-1).transpose(1, 2)
-            for index, mine in zip(slashes, missed, strict=True):
-                mine[piece.heads, at] = index.missed_by_unit(sums, piece.heads, first_row[at])
+            left_out = [index.left_out(piece.heads, sums.shape[1]) for index in slashes]
+            # The sums are large: tile masses and columns of all indices come from one product.
+            ones = sums.new_ones(*sums.shape[:2], 64, 1)
+            by_columns = torch.matmul(sums, torch.cat([ones, *left_out], dim=-1))
+            widths = [1, *(part.shape[-1] for part in left_out)]
+            tile_mass, *mine = torch.split(by_columns, widths, dim=-1)
+            unit_mass[piece.heads, at, : sums.shape[1]] = tile_mass[..., 0].transpose(1, 2)
+            for index, out, columns, product in zip(slashes, missed, left_out, mine, strict=True):
+                out[piece.heads, at] = index.missed_by_unit(
+                    sums, columns, product, piece.heads, first_row[at]
+                )
         known = None if lse is None else near_masses(q, k, scale=scale, lse=lse)
         masses = TileMasses(unit_mass, accounts.n, sample, known)
         assert isinstance(masses.regions, SampledRegions)

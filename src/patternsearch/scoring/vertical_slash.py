@@ -130,29 +130,35 @@ class VerticalSlashIndex:
             logical=logical,
         )
 
-    def missed_by_unit(self, sums: Tensor, heads: slice, first_row: Tensor) -> Tensor:
+    def left_out(self, heads: slice, tiles: int) -> Tensor:
+        """Return float32 [heads, tiles, 64, V]: 1 where a column is outside a column budget."""
+        device = self.column_bucket.device
+        columns = self.column_bucket[heads]
+        columns = torch.nn.functional.pad(columns, (0, max(0, tiles * 64 - columns.shape[1])))
+        columns = columns[:, : tiles * 64].view(len(columns), tiles, 64, 1)
+        return (columns > torch.arange(len(self.vertical.distinct), device=device)).float()
+
+    def missed_by_unit(
+        self, sums: Tensor, left_out: Tensor, by_columns: Tensor, heads: slice, first_row: Tensor
+    ) -> Tensor:
         """Return float32 [heads, units, M, V]: what each pair of budgets misses of a unit's rows.
 
         Args:
             sums: [heads, key tiles, units, 64], the column sums of the units.
+            left_out: [heads, key tiles, 64, V], of :meth:`left_out`.
+            by_columns: [heads, key tiles, units, V], the product of both.
             heads: which heads these are.
             first_row: int64 [units], first row of each unit; all its rows are of one tile of 64.
         """
         tiles, device = sums.shape[1], sums.device
         tile = self.table.tile
         query = first_row // tile
-        extents = torch.arange(self.table.num_buckets, device=device)
-        columns = self.column_bucket[heads]
-        columns = torch.nn.functional.pad(columns, (0, max(0, tiles * 64 - columns.shape[1])))
-        columns = columns[:, : tiles * 64].view(len(columns), tiles, 64, 1)
-        numbers = torch.arange(len(self.vertical.distinct), device=device)
-        left_out = (columns > numbers).float()  # [heads, tiles, 64, V]
         if self.table.kind == "tile":
+            extents = torch.arange(self.table.num_buckets, device=device)
             key = torch.arange(tiles, device=device) * 64 // tile
             bucket = self.table.bucket[heads][:, (query - key[:, None]).clamp(min=0)]
             outside = (bucket[..., None] > extents).float()  # [heads, tiles, units, M]
-            missed = torch.matmul(sums, left_out)  # [heads, tiles, units, V]
-            return torch.einsum("htsm,htsv->hsmv", outside, missed)
+            return torch.einsum("htsm,htsv->hsmv", outside, by_columns)
         key = torch.arange(tiles * 64, device=device).view(tiles, 1, 64)
         entry = (tile * (query + 1) - 1)[:, None] - key  # [tiles, units, 64]
         bucket = self.table.bucket[heads][:, entry.clamp(min=0)]
