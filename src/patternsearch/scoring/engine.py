@@ -306,8 +306,8 @@ class LayerScorer:
         masses = TileMasses(unit_mass, accounts.n, sample, known)
         assert isinstance(masses.regions, SampledRegions)
         rows = torch.from_numpy(sample.num_rows).to(device)
-        for index, mine in zip(slashes, missed, strict=True):
-            index.put_sampled(accounts, mine, rows, masses.regions)
+        for index, total in zip(slashes, missed, strict=True):
+            index.put_sampled(accounts, total, rows, masses.regions)
         return masses, None
 
     def _oracle_pass(
