@@ -14,7 +14,7 @@ from patternsearch.patterns.row_sampling import EDGE_TILES, MIN_ROWS, sample_row
 FRACTIONS = st.sampled_from([1 / 64, 1 / 8, 1 / 3, 0.5, 0.99, 1.0])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40_000), fraction=FRACTIONS, seed=st.integers(0, 9))
 def test_sample_stands_for_every_row_of_every_region(n, fraction, seed):
     sample = sample_rows(n, fraction, seed)
@@ -22,7 +22,7 @@ def test_sample_stands_for_every_row_of_every_region(n, fraction, seed):
     np.testing.assert_allclose(total, region_rows(n))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40_000), fraction=FRACTIONS)
 def test_units_are_distinct_rows_of_one_tile_and_region_in_order(n, fraction):
     sample = sample_rows(n, fraction, 0)
@@ -36,7 +36,7 @@ def test_units_are_distinct_rows_of_one_tile_and_region_in_order(n, fraction):
     assert (np.diff(sample.stratum) >= 0).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(n=st.integers(1, 40_000), fraction=FRACTIONS)
 def test_last_tiles_and_cut_tiles_are_always_there(n, fraction):
     sample = sample_rows(n, fraction, 0)
@@ -58,7 +58,13 @@ def test_sample_is_about_the_fraction_and_no_fewer_than_the_least(n, fraction):
 
 @pytest.mark.parametrize(
     ("n", "fraction", "unit_rows"),
-    [(8192, 1 / 8, 8), (8192, 1 / 2, 16), (32_768, 1 / 8, 4), (131_072, 1 / 8, 16), (2**20, 1, 64)],
+    [
+        (8192, 1 / 8, 8),
+        (8192, 1 / 2, 16),
+        (131_072, 1 / 8, 4),
+        (2**18, 1 / 8, 8),
+        (2**20, 1 / 8, 32),
+    ],
 )
 def test_units_are_small_unless_that_would_be_very_many(n, fraction, unit_rows):
     assert sample_rows(n, fraction, 0).num_rows.max() == unit_rows

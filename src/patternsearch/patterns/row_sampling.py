@@ -4,8 +4,8 @@
 What is drawn are units: rows of one tile of 64, evenly spaced in it. Neighbouring tiles attend
 differently, so a few rows of every tile say more than all rows of a few tiles. The units of a
 quarter of the rows, in order, are cut into strata that each give two of their own at random, which
-is what an unbiased variance needs (Cochran, Sampling Techniques, 3rd ed., §5.4). In short prompts
-a stratum is one tile, in long ones several. The last tiles, and tiles that a quarter's bound or
+is what an unbiased variance needs (Cochran, Sampling Techniques, 3rd ed., §5.4). Up to
+128k tokens a stratum is one tile, beyond them several. The last tiles, and tiles that a quarter's bound or
 the end of the prompt cuts, are scored whole.
 """
 
@@ -29,7 +29,7 @@ MIN_ROWS = 2048
 """Rows that are scored at least: the error depends on their number, hardly on the fraction."""
 _PER_STRATUM = 2
 _MIN_UNIT_ROWS = 4
-_MAX_UNITS = 1024
+_MAX_UNITS = 4096
 """Units drawn at most, while they have fewer rows than a tile: what follows the products costs
 time by the unit."""
 
