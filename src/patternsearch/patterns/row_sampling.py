@@ -4,13 +4,12 @@
 What is drawn are units: rows of one tile of 64, evenly spaced in it. Neighbouring tiles attend
 differently, so a few rows of every tile say more than all rows of a few tiles. The units of a
 quarter of the rows, in order, are cut into strata that each give two of their own at random, which
-is what an unbiased variance needs (Cochran, Sampling Techniques, 3rd ed., §5.4). Up to
-128k tokens a stratum is one tile, beyond them several. The last tiles, and tiles that a quarter's bound or
-the end of the prompt cuts, are scored whole.
+is what an unbiased variance needs (Cochran, Sampling Techniques, 3rd ed., §5.4). Up to 128k tokens
+a stratum is one tile, beyond that a few. The last tiles, and tiles that a quarter's bound or the
+end of the prompt cuts, are scored whole.
 """
 
 import hashlib
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -129,34 +128,26 @@ def sample_rows(n: int, fraction: float, seed: int, *key: int) -> RowSample:
     num_rows = -(-(length[segment] - offset) // stride)
     region = segment_region[segment]
 
-    lottery = _lottery(len(segment), (seed, n, *key))
-    drawn = ~always[segment]
-    strata = [(np.array([at]), np.array([at])) for at in np.flatnonzero(~drawn)]
+    starts = always[segment]  # units that begin a stratum; a whole segment's are their own
     for r in range(NUM_REGIONS):
-        members = np.flatnonzero((region == r) & drawn)
-        for stratum in _strata(members, math.ceil(fraction * len(members))):
-            tickets = np.argsort(lottery[stratum], kind="stable")
-            strata.append((stratum, np.sort(stratum[tickets[:_PER_STRATUM]])))
-    strata.sort(key=lambda pair: int(pair[0][0]))
-    chosen = np.concatenate([mine for _, mine in strata])
-    sizes = np.array([len(stratum) for stratum, _ in strata], dtype=np.int64)
-    stratum_of_unit = np.empty(len(segment), dtype=np.int64)
-    stratum_of_unit[np.concatenate([stratum for stratum, _ in strata])] = np.repeat(
-        np.arange(len(strata)), sizes
-    )
+        members = np.flatnonzero((region == r) & ~always[segment])
+        starts[members[_cuts(len(members), math.ceil(fraction * len(members)))]] = True
+    stratum = starts.cumsum() - 1
+    sizes = np.bincount(stratum)
+    order = np.lexsort((_lottery(len(segment), (seed, n, *key)), stratum))
+    place = np.arange(len(order)) - (sizes.cumsum() - sizes)[stratum[order]]
+    chosen = np.sort(order[place < _PER_STRATUM])
     row_segment = np.repeat(np.arange(len(length)), length)
     row_offset = (np.arange(n) - bounds[row_segment]) % stride
-    row_stratum = stratum_of_unit[(per_segment.cumsum() - per_segment)[row_segment] + row_offset]
-    counts = np.array([len(mine) for _, mine in strata], dtype=np.int64)
     return RowSample(
         stride=stride,
         first_row=first_row[chosen],
         num_rows=num_rows[chosen],
         region=region[chosen],
-        stratum=np.repeat(np.arange(len(strata)), counts),
+        stratum=stratum[chosen],
         sizes=sizes,
-        chosen=counts,
-        row_stratum=row_stratum,
+        chosen=np.minimum(sizes, _PER_STRATUM),
+        row_stratum=stratum[(per_segment.cumsum() - per_segment)[row_segment] + row_offset],
     )
 
 
@@ -170,16 +161,15 @@ def _unit_rows(n: int, fraction: float) -> int:
     return rows
 
 
-def _strata(members: Int, wanted: int) -> list[Int]:
-    """Cut units into consecutive strata of nearly equal size, of which two make ``wanted``.
+def _cuts(num_units: int, wanted: int) -> Int:
+    """Return where the strata of some units begin: of nearly equal size, two of each ``wanted``.
 
     Where that would be all of them, each stands for itself.
     """
     num_strata = -(-wanted // _PER_STRATUM)
-    if len(members) <= _PER_STRATUM * num_strata:
-        return [members[at : at + 1] for at in range(len(members))]
-    cuts = [len(members) * at // num_strata for at in range(num_strata + 1)]
-    return [members[a:b] for a, b in itertools.pairwise(cuts)]
+    if num_units <= _PER_STRATUM * num_strata:
+        return np.arange(num_units)
+    return num_units * np.arange(num_strata) // num_strata
 
 
 def _lottery(size: int, key: tuple[int, ...]) -> NDArray[np.uint64]:

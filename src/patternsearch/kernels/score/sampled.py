@@ -9,6 +9,7 @@ are handed over piece by piece, never all at once.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,12 +73,14 @@ def unit_rows(units: Sequence[range]) -> Tensor:
         int32 [blocks, units of a block, rows of a unit] on the CPU, −1 where there is no row. A
         unit has a power of two of places.
     """
-    places = 1 << (max(len(unit) for unit in units) - 1).bit_length()
+    step = max(unit.step for unit in units)
+    first, count = np.array([(unit.start, len(unit)) for unit in units]).T
+    places = 1 << (int(count.max()) - 1).bit_length()
     per_block = BLOCK_ROWS // places
-    rows = torch.full((-(-len(units) // per_block) * per_block, places), -1, dtype=torch.int32)
-    for row, unit in zip(rows, units, strict=False):
-        row[: len(unit)] = torch.arange(unit.start, unit.stop, unit.step, dtype=torch.int32)
-    return rows.view(-1, per_block, places)
+    rows = np.full((-(-len(units) // per_block) * per_block, places), -1, dtype=np.int32)
+    place = np.arange(places)
+    rows[: len(units)] = np.where(place < count[:, None], first[:, None] + step * place, -1)
+    return torch.from_numpy(rows).view(-1, per_block, places)
 
 
 def near_masses(q: Tensor, k: Tensor, *, scale: float, lse: Tensor) -> Tensor:
