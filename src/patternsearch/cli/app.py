@@ -3,8 +3,8 @@
 
 Importing this module loads neither torch nor datasets; a command imports its library function
 when it runs. A run imports only the module of the command that it names; ``app`` has them all.
-Typer converts options with pydantic, which takes as long to import as all the rest: the program
-alone and every ``--help`` end before there is an option to convert.
+Typer converts options with pydantic, which takes long to import: the program alone and every
+``--help`` end before there is an option to convert.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from patternsearch._version import __version__
-from patternsearch.cli._group import CommandGroup
+from patternsearch.cli._help import CommandGroup, PlainCommand
 from patternsearch.cli._output import Output, stderr_console
 from patternsearch.errors import PatternsearchError
 
@@ -77,8 +77,8 @@ def _assemble(modules: Sequence[str], *, add_completion: bool = True) -> typer.T
         cls=_Program,
         add_completion=add_completion,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         help=(
             "Decide, prove and keep honest the sparse-attention pattern of every head.\n\n"
             "Example: patternsearch calibrate ./Llama-3.1-8B -o llama.yaml"
@@ -87,6 +87,8 @@ def _assemble(modules: Sequence[str], *, add_completion: bool = True) -> typer.T
     program.callback()(_root)
     for name in modules:
         import_module(f"patternsearch.cli.{name}").register(program)
+    for command in program.registered_commands:
+        command.cls = PlainCommand
     return program
 
 

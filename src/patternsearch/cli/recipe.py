@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from patternsearch.cli._group import CommandGroup
+from patternsearch.cli._help import CommandGroup, PlainCommand
 from patternsearch.cli._options import JsonOpt, parse_lengths
 from patternsearch.cli._output import Output
 
 __all__ = ["recipe_app", "register"]
 
 recipe_app = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Work with calibration recipes."
+    cls=CommandGroup,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Work with calibration recipes.",
 )
 
 
@@ -21,7 +24,7 @@ def _recipe() -> None:
     """Work with calibration recipes."""
 
 
-@recipe_app.command("check")
+@recipe_app.command("check", cls=PlainCommand)
 def check(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A recipe's path, or a shipped recipe's name.")
