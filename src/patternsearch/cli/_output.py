@@ -6,6 +6,7 @@ Rich is imported with the first console, since ``--version`` and ``--help`` need
 
 import json
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,11 +30,17 @@ class Output:
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    @cached_property
+    def _out(self) -> "Console":
         from rich.console import Console
 
-        self.as_json = as_json
-        self._out = Console(highlight=False)
-        self._err = stderr_console()
+        return Console(highlight=False)
+
+    @cached_property
+    def _err(self) -> "Console":
+        return stderr_console()
 
     def show(self, *renderables: Any) -> None:
         """Print something for people to stdout, unless the command answers in JSON."""

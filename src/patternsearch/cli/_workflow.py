@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``patternsearch`` alone says: the order in which its commands are used."""
 
-from collections.abc import Iterator
-
-from rich.text import Text
-
 from patternsearch._version import __version__
 
 __all__ = ["STEPS", "workflow"]
@@ -44,17 +40,13 @@ STEPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 """(step, (command line, what it does)) in the order of use."""
 
 
-def workflow() -> Iterator[Text]:
-    """Yield the lines of the screen, at most 80 columns."""
-    yield Text(f"patternsearch {__version__}: sparse-attention patterns for every head of a model")
+def workflow() -> str:
+    """Return the screen, at most 80 columns wide."""
+    lines = [f"patternsearch {__version__}: sparse-attention patterns for every head of a model"]
     width = max(len(line) for _, commands in STEPS for line, _ in commands)
     for step, commands in STEPS:
-        yield Text("")
+        lines.append("")
         for place, (line, meaning) in enumerate(commands):
-            text = Text()
-            text.append(f"{step if place == 0 else '':<8}", "bold")
-            text.append(f"{line:<{width}}", "cyan")
-            text.append(f"  {meaning}")
-            yield text
-    yield Text("")
-    yield Text("patternsearch COMMAND --help explains one; patternsearch --help lists all.")
+            lines.append(f"{step if place == 0 else '':<8}{line:<{width}}  {meaning}")
+    lines += ["", "patternsearch COMMAND --help explains one; patternsearch --help lists all.", ""]
+    return "\n".join(lines)

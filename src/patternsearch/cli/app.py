@@ -65,7 +65,7 @@ class _Program(CommandGroup):
         if not args and not ctx.resilient_parsing:
             from patternsearch.cli._workflow import workflow
 
-            Output().show(*workflow())
+            Output().text(workflow())
             ctx.exit()
         return super().parse_args(ctx, args)
 
