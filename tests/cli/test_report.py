@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from patternsearch.cli.report import parse_heads, register
 from patternsearch.errors import InputError
 from patternsearch.schema.io import dump_config
+from patternsearch.schema.scores import scores_folder_of
 from support.configs import make_config
 from support.report_scores import write_calibration
 
@@ -36,6 +37,18 @@ def test_report_writes_a_page(config, tmp_path):
     assert run(config, "-o", page).exit_code == 0
     document = json.loads(run(config, "-o", page, "--json").stdout)
     assert document == {"page": str(page), "size_bytes": page.stat().st_size}
+
+
+def test_report_says_that_the_scores_lie_elsewhere(config, tmp_path):
+    alone = tmp_path / "alone.yaml"
+    alone.write_bytes(config.read_bytes())
+    page = tmp_path / "alone.html"
+    assert "no scores at" in run(alone, "-o", page).stderr
+    assert (
+        "no scores at"
+        not in run(alone, "-o", page, "--scores", scores_folder_of(config).root).stderr
+    )
+    assert '"sample_mass"' in page.read_text()
 
 
 def test_report_against_another_config(config, tmp_path):

@@ -83,6 +83,7 @@ def report(
     """
     from patternsearch.report.build import compare_page, report_page
     from patternsearch.report.page import write_page
+    from patternsearch.schema.scores import scores_folder_of
 
     out = Output(as_json=as_json)
     if against is not None:
@@ -99,6 +100,12 @@ def report(
         page = report_page(
             config, scores=scores, timings=timings, serve_dtype=serve_dtype, thumbnails=drawings
         )
+        beside = scores_folder_of(config).root
+        if scores is None and not beside.exists():
+            out.note(
+                f"no scores at {beside}: the page has no curves, samples and frontier "
+                "(--scores names another folder)"
+            )
     write_page(page, output)
     size = output.stat().st_size
     out.show(f"page      {output} ({size / 1e6:.1f} MB)")
