@@ -114,16 +114,17 @@ class SampledRegions:
         def tensor(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values.astype(np.float64)).to(device)
 
-        regions = np.arange(NUM_REGIONS)
-        in_region = sample.stratum_region[:, None] == regions
+        assert sample.chosen.max() <= 2, "a stratum gives at most two units"
+        numbers = np.arange(len(sample.sizes))
+        first = np.searchsorted(sample.stratum, numbers, side="left")
+        last = np.searchsorted(sample.stratum, numbers, side="right") - 1
+        self._pairs = torch.from_numpy(np.stack([first, last])).to(device)
+        in_region = sample.stratum_region[:, None] == np.arange(NUM_REGIONS)
         self._in_region = tensor(in_region)
-        self._expand = tensor(sample.weights[:, None] * (sample.region[:, None] == regions))
-        stratum = sample.stratum[:, None] == np.arange(len(sample.sizes))
-        self._stratum = torch.from_numpy(sample.stratum).to(device)
-        self._mean = tensor(stratum / sample.chosen)
-        self._variance = tensor(sample.variance_weights[:, None] * in_region)
-        self._members = tensor(stratum)
-        self._known: Tensor | None = None
+        self._size = tensor(sample.sizes[:, None] * in_region)
+        # The squared deviations from the mean of a pair add up to half its squared difference.
+        self._variance = tensor(sample.variance_weights[:, None] * in_region / 2)
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None
         if known is not None and sample.variance_weights.any():
             self._set_known(sample, known)
 
@@ -140,13 +141,13 @@ class SampledRegions:
             rows = torch.from_numpy(_rows_by_owner(owner, count)).to(device)
             return padded[:, rows].sum(2, dtype=torch.float64)
 
-        self._known = summed(unit, len(sample.first_row))  # [Hq, units, K]
-        self._known_total = summed(sample.row_stratum, len(sample.sizes))  # [Hq, strata, K]
+        by_unit = summed(unit, len(sample.first_row)).transpose(1, 2)  # [Hq, K, units]
+        total = summed(sample.row_stratum, len(sample.sizes)).transpose(1, 2)  # [Hq, K, strata]
+        self._known = (*self._mean_and_difference(by_unit), total)
         weight = torch.from_numpy(sample.variance_weights).to(device)
         parity = torch.arange(len(sample.sizes), device=device) % 2
         # The slope of the even strata for the odd ones, and the other way round.
-        self._fit = [(weight * (parity != side))[self._stratum] for side in (0, 1)]
-        self._serves = [(parity == side).double() for side in (0, 1)]
+        self._sides = [(weight * (parity != side), (parity == side).double()) for side in (0, 1)]
 
     def sum(self, by_unit: Tensor, heads: slice = slice(None)) -> Tensor:
         """Turn values of units into float64 [heads, ..., 8]: sums by region, then variances.
@@ -155,36 +156,42 @@ class SampledRegions:
             by_unit: [heads, ..., units], sums over the rows of each unit.
             heads: which heads these are.
         """
-        values = by_unit.double()
+        mean, difference = self._mean_and_difference(by_unit.double().flatten(1, -2))
         shift: Tensor | float = 0.0
         if self._known is not None:
-            values, shift = self._corrected(values.flatten(1, -2), heads)
-            values = values.view(by_unit.shape)
-            shift = shift.view(*by_unit.shape[:-1], NUM_REGIONS)
-        deviation = self._deviation(values)
-        squares = (deviation * deviation) @ self._members
-        return torch.cat([values @ self._expand + shift, squares @ self._variance], dim=-1)
+            mean, difference, shift = self._corrected(mean, difference, heads)
+        variances = (difference * difference) @ self._variance
+        sums = torch.cat([mean @ self._size + shift, variances], dim=-1)
+        return sums.view(*by_unit.shape[:-1], 2 * NUM_REGIONS)
 
-    def _deviation(self, values: Tensor) -> Tensor:
-        """Return [..., units] less the mean of each unit's stratum."""
-        return values - (values @ self._mean)[..., self._stratum]
+    def _mean_and_difference(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn [..., units] into the mean and the difference of each stratum, [..., strata]."""
+        first, last = values[..., self._pairs[0]], values[..., self._pairs[1]]
+        return (first + last) / 2, first - last
 
-    def _corrected(self, values: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
-        """Return the rest of values [heads, G, units], and β times what is known by region."""
+    def _corrected(
+        self, mean: Tensor, difference: Tensor, heads: slice
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is left to estimate, and β times what is known, [heads, G, 4].
+
+        Args:
+            mean: [heads, G, strata].
+            difference: likewise.
+            heads: which heads these are.
+        """
         assert self._known is not None
-        known = self._known[heads].transpose(1, 2)  # [heads, K, units]
-        total = self._known_total[heads].transpose(1, 2)
-        known_deviation, deviation = self._deviation(known), self._deviation(values)
-        rest = values.clone()
-        shift = torch.zeros(*values.shape[:2], NUM_REGIONS, dtype=values.dtype, device=known.device)
-        for fit, serves in zip(self._fit, self._serves, strict=True):
-            weighted = (known_deviation * fit).transpose(1, 2)
-            gram = known_deviation @ weighted
-            slope = torch.linalg.solve(_ridged(gram), (deviation @ weighted).transpose(1, 2))
+        known_mean, known_difference, total = (part[heads] for part in self._known)
+        rest_mean, rest_difference = mean.clone(), difference.clone()
+        shift = mean.new_zeros(*mean.shape[:2], NUM_REGIONS)
+        for fit, serves in self._sides:
+            weighted = (known_difference * fit).transpose(1, 2)
+            gram = known_difference @ weighted
+            slope = torch.linalg.solve(_ridged(gram), (difference @ weighted).transpose(1, 2))
             slope = slope.transpose(1, 2)  # [heads, G, K]
-            rest -= slope @ (known * serves[self._stratum])
+            rest_mean -= slope @ (known_mean * serves)
+            rest_difference -= slope @ (known_difference * serves)
             shift += slope @ (total * serves @ self._in_region)
-        return rest, shift
+        return rest_mean, rest_difference, shift
 
 
 def _rows_by_owner(owner: NDArray[np.int64], count: int) -> NDArray[np.int64]:
