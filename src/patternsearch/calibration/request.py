@@ -33,7 +33,7 @@ class CalibrationRequest:
         seed: None takes the recipe's.
         consumer: whose physical sets are scored.
         oracle: also score every candidate with the oracle index (one more pass).
-        row_sample: fraction of the query tiles that are scored, in (0, 1].
+        row_sample: fraction of the query rows that are scored, in (0, 1].
         tp_ranks: tensor-parallel ranks that run one copy of the model here.
         device: torch device.
         dtype: name of a torch dtype; None is the checkpoint's on CUDA and float32 on the CPU.

@@ -239,7 +239,7 @@ def _calibration(config: PatternConfig) -> Iterator[tuple[str, str]]:
     yield "consumer", c.consumer
     yield "oracle index", "scored" if c.oracle else "not scored"
     if c.row_sample < 1:
-        yield "row sample", f"{c.row_sample:g} of the query tiles"
+        yield "row sample", f"{c.row_sample:g} of the query rows"
     if c.extrapolated:
         yield "extrapolated", "lengths beyond the model's positions were allowed"
 
