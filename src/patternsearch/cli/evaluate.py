@@ -27,7 +27,7 @@ from patternsearch.cli._progress import progress_for
 
 def evaluate(
     model: ModelArg,
-    config: Annotated[Path, typer.Option(metavar="CONFIG", help="Config to run.")],
+    config: Annotated[Path, typer.Option("--config", metavar="CONFIG", help="Config to run.")],
     recipe: RecipeOpt = None,
     lengths: LengthsOpt = None,
     samples: SamplesOpt = None,
