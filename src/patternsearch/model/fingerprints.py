@@ -83,8 +83,9 @@ def attention_features(q: Tensor, k: Tensor, *, scale: float) -> Tensor:
         log_p = logits.masked_fill(hidden, -torch.inf).log_softmax(-1)
         p = log_p.exp()
         sink = p[:, :, 0].mean(-1, keepdim=True)
-        by_band = p.new_zeros(len(group), _NUM_OFFSET_BANDS)
-        by_band.index_add_(1, band.flatten(), p.flatten(1))
+        # Not index_add_: on CUDA its order, and so the last digit, changes from run to run.
+        bands = range(_NUM_OFFSET_BANDS)
+        by_band = torch.stack([p.masked_fill(band != b, 0.0).sum((1, 2)) for b in bands], dim=1)
         entropy = -torch.where(hidden, 0.0, p * log_p).nan_to_num(0.0).sum(-1)
         normalised = (entropy[:, 1:] / log_keys).sum(-1, keepdim=True) / max(n - 1, 1)
         rows.append(torch.cat([sink, by_band / n, normalised], dim=1))
