@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much work a calibration is, before it starts.
 
-Work is counted in multiply-adds from shapes alone; a rate measured on this machine (the
-fingerprint probe, which every calibration runs first) turns it into time.
+Work is counted in multiply-adds from shapes alone; a rate measured on this machine turns it into
+time. On a CPU that is the fingerprint probe, which every calibration runs first; on a GPU the
+probe is all launches and compilation, so matrix products of the model's size are timed.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from patternsearch.model.fingerprints import PROBE_TOKENS
 from patternsearch.model.loading import LoadedModel
@@ -36,11 +40,13 @@ class WorkEstimate:
         num_samples: samples still to do.
         seconds: wall time of all of them.
         peak_bytes: weights, activations and scoring buffers at the longest length.
+        judged_by: what was timed.
     """
 
     num_samples: int
     seconds: float
     peak_bytes: int
+    judged_by: str
 
     def sentence(self) -> str:
         """Say it in one line."""
@@ -48,7 +54,7 @@ class WorkEstimate:
             return "nothing is left to score"
         return (
             f"{self.num_samples} samples to score: about {format_duration(self.seconds)}, judged "
-            f"by a probe of {PROBE_TOKENS} tokens, and {format_bytes(self.peak_bytes)} memory"
+            f"by {self.judged_by}, and {format_bytes(self.peak_bytes)} memory"
         )
 
 
@@ -90,27 +96,53 @@ def estimate_work(
         loaded: the model.
         lengths: tokens of each remaining sample.
         oracle: whether the oracle pass runs.
-        probe_seconds: what the probe took here.
+        probe_seconds: what the probe took here; not used on a GPU.
         num_copies: copies of the model that share the samples.
         tp_size: tensor-parallel ranks of a copy; memory is that of one rank.
     """
-    rate = forward_work(loaded, PROBE_TOKENS) / probe_seconds
+    if loaded.device.type == "cuda":
+        rate = _product_rate(loaded) * tp_size
+        judged_by = "matrix products on this GPU (short prompts take longer)"
+    else:
+        rate = forward_work(loaded, PROBE_TOKENS) / probe_seconds
+        judged_by = f"a probe of {PROBE_TOKENS} tokens"
     total = sum(sample_work(loaded, n, oracle=oracle) for n in lengths)
     weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
     return WorkEstimate(
         num_samples=len(lengths),
         seconds=total / rate / num_copies,
         peak_bytes=int(weights) // tp_size + _buffer_bytes(loaded, max(lengths, default=0)),
+        judged_by=judged_by,
     )
+
+
+def _product_rate(loaded: LoadedModel) -> float:
+    """Return the multiply-adds per second of a feed-forward product over 4096 tokens."""
+    hidden, wide = _widths(loaded)
+    x = torch.randn(4096, hidden, device=loaded.device, dtype=loaded.dtype)
+    weight = torch.randn(hidden, wide, device=loaded.device, dtype=loaded.dtype)
+    seconds = []
+    for _ in range(6):
+        torch.cuda.synchronize(loaded.device)
+        start = time.perf_counter()
+        torch.matmul(x, weight)
+        torch.cuda.synchronize(loaded.device)
+        seconds.append(time.perf_counter() - start)
+    return 4096.0 * hidden * wide / min(seconds)
+
+
+def _widths(loaded: LoadedModel) -> tuple[int, int]:
+    """Return the hidden and the feed-forward width."""
+    config = loaded.model.config.get_text_config()
+    hidden = int(config.hidden_size)
+    return hidden, int(getattr(config, "intermediate_size", None) or 4 * hidden)
 
 
 def _buffer_bytes(loaded: LoadedModel, n: int) -> int:
     """Activations of one layer and the scorer's sums for ``n`` tokens."""
     identity = loaded.identity
-    config = loaded.model.config.get_text_config()
     item = loaded.dtype.itemsize
-    hidden = config.hidden_size
-    feed_forward = getattr(config, "intermediate_size", None) or 4 * hidden
+    hidden, feed_forward = _widths(loaded)
     activations = n * item * (4 * hidden + 3 * feed_forward)
     columns = 2 * 8 * 4 * n * 4
     tiles = (n // 64 + 4) * (n // 64 + 1) * 8
