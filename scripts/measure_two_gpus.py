@@ -19,7 +19,8 @@ kill     SIGKILL to one rank in the middle, of a data-parallel run (the first ra
 mapping  `validate --level mapping` by two running ranks: right ones pass; a rank that reads the
          other's entries, and one that holds the other's heads, are named.
 
---out is rewritten after every part, so that a time-out loses nothing.
+--out is rewritten after every part and within the longest, and with --work the same command goes on
+where it stopped: a time-out loses nothing.
 """
 
 import argparse
@@ -230,9 +231,10 @@ def end(process):
 class Runner:
     """Starts programs with one environment, and logs what they say."""
 
-    def __init__(self, work, sizes, device, timeout, timings=None):
+    def __init__(self, work, sizes, device, timeout, timings=None, keep=lambda part, result: None):
         self.work, self.sizes, self.device = work, sizes, device
         self.timeout, self.timings = timeout, timings
+        self.keep = keep  # writes what a part has so far
 
     def start(self, name, command, **variables):
         log = (self.work / f"{name}.log").open("w")
@@ -375,6 +377,7 @@ def part_tp(runner, models):
         "every fingerprint finds itself": mapping.ok,
         "mean mass gap <= 0.01": result.get("mean_mass_gap", 1.0) <= 0.01,
     }
+    runner.keep("tp", result)
     try:
         result["attention"] = attention_by_rank(runner, model, double)
     except Exception as error:  # what was measured before is worth having
@@ -748,8 +751,14 @@ def main():
     parts = PARTS if options.part == "all" else tuple(options.part.split(","))
     work = options.work or Path(tempfile.mkdtemp(prefix="two-gpus-", dir=fast_folder()))
     work.mkdir(parents=True, exist_ok=True)
-    runner = Runner(work, sizes, options.device, options.timeout, options.timings)
     results = {"facts": facts(options.device), "sizes": asdict(sizes)}
+
+    def keep(part, result):
+        results[part] = result
+        if options.out:
+            options.out.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+    runner = Runner(work, sizes, options.device, options.timeout, options.timings, keep)
     began = time.monotonic()
     try:
         print("models", flush=True)
@@ -759,12 +768,10 @@ def main():
             print(part, flush=True)
             start = time.monotonic()
             try:
-                results[part] = RUN[part](runner, models)
+                result = RUN[part](runner, models)
             except Exception as error:  # the other parts are worth having
-                results[part] = {"error": f"{type(error).__name__}: {error}"}
-            results[part]["part_s"] = round(time.monotonic() - start, 1)
-            if options.out:
-                options.out.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+                result = {"error": f"{type(error).__name__}: {error}"}
+            keep(part, {**result, "part_s": round(time.monotonic() - start, 1)})
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
