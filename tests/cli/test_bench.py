@@ -39,6 +39,9 @@ def test_bench_without_a_gpu_exits_with_three(no_gpu, tmp_path):
         (["-o", "x.json", "--lengths", "long"], InputError, "whole number of tokens"),
         (["-o", "x.json", "--head-dims", "64;128"], InputError, "64,128"),
         (["-o", "x.json", "--heads", "32"], InputError, "32/8"),
+        (["-o", "x.json", "--heads", "8/²"], InputError, "32/8"),
+        (["-o", "x.json", "--lengths", "4²"], InputError, "whole number of tokens"),
+        (["-o", "x.json", "--dtype", "half"], TimingError, "bfloat16, float16 or float32"),
     ],
 )
 def test_bench_refuses(no_gpu, monkeypatch, tmp_path, arguments, error, message):

@@ -121,13 +121,19 @@ def test_bench_needs_a_gpu(monkeypatch):
     [
         ({"lengths": ()}, InputError, "at least one length"),
         ({"num_kv_heads": 3}, InputError, "not a multiple of 3"),
-        ({"dtype": "int8"}, TimingError, "not a torch floating type"),
-        ({"dtype": "bf16"}, TimingError, "not a torch floating type"),
+        ({"dtype": "int8"}, TimingError, "give bfloat16, float16 or float32"),
+        ({"dtype": "bf16"}, TimingError, "give bfloat16, float16 or float32"),
+        ({"dtype": "half"}, TimingError, "give bfloat16, float16 or float32"),
+        ({"dtype": "float64"}, TimingError, "give bfloat16, float16 or float32"),
     ],
 )
-def test_bench_refuses_bad_plans(change, error, message):
+def test_bench_refuses_bad_plans(monkeypatch, change, error, message):
+    plan = replace(TINY, **change)
     with pytest.raises(error, match=message):
-        Session(plan=replace(TINY, **change), device=CPU, clock=WallClock(), kernels=None)
+        Session(plan=plan, device=CPU, clock=WallClock(), kernels=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(error, match=message):  # whatever the machine has
+        run_bench(plan)
 
 
 # --- correctness gate ------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def parse_lengths(text: str | None) -> tuple[int, ...] | None:
         word = item.strip().lower()
         scale = 1024 if word.endswith("k") else 1
         digits = word.removesuffix("k")
-        if not digits.isdigit() or int(digits) == 0:
+        if not digits.isdecimal() or int(digits) == 0:
             raise InputError(
                 f"length {item.strip()!r} is not a positive whole number of tokens: "
                 "write lengths as 4096,32768 or 4k,32k"

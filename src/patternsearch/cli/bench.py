@@ -91,7 +91,7 @@ def _plan(
 
 def _numbers(text: str, separator: str, what: str, example: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(separator)]
-    if not all(word.isdigit() and int(word) > 0 for word in words):
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise InputError(f"{what} {text!r}: write them as {example}")
     return tuple(int(word) for word in words)
 

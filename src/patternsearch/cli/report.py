@@ -139,7 +139,7 @@ def parse_heads(text: str) -> tuple[tuple[int, int], ...]:
     heads = []
     for item in text.split(","):
         layer, colon, head = item.strip().partition(":")
-        if not (colon and layer.isdigit() and head.isdigit()):
+        if not (colon and layer.isdecimal() and head.isdecimal()):
             raise InputError(f"head {item.strip()!r}: write heads as 3:5,0:1 (layer:head)")
         heads.append((int(layer), int(head)))
     return tuple(dict.fromkeys(heads))

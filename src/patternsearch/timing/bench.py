@@ -36,6 +36,7 @@ from patternsearch.timing.journal import Journal
 from patternsearch.timing.machine import Machine
 from patternsearch.timing.model import held_out_errors
 from patternsearch.timing.table import (
+    KERNEL_DTYPES,
     Skipped,
     TimingRow,
     TimingTable,
@@ -78,8 +79,9 @@ def run_bench(
     Raises:
         EnvironmentLacks: no CUDA GPU, or no head_dim of the plan runs on it.
         CheckFailed: a kernel is wrong; nothing is measured.
-        InputError: the plan is empty or its heads do not divide.
+        InputError: the plan is empty, its heads do not divide, or no kernel takes its dtype.
     """
+    _check_plan(plan)
     require_cuda("measuring times")
     say = note or (lambda _: None)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -140,15 +142,8 @@ class Session:
     journal: Journal = field(default_factory=Journal)
 
     def __post_init__(self) -> None:
-        plan = self.plan
-        if not plan.lengths or not plan.head_dims:
-            raise InputError("nothing to measure: give at least one length and one head_dim")
-        if plan.num_query_heads % plan.num_kv_heads:
-            raise InputError(
-                f"{plan.num_query_heads} query heads are not a multiple of {plan.num_kv_heads} kv "
-                f"heads: give a multiple"
-            )
-        self._dtype = _dtype(plan.dtype)
+        _check_plan(self.plan)
+        self._dtype: torch.dtype = getattr(torch, self.plan.dtype)
         self._others: dict[int, list[LayerKernels]] = {}
         self._machine = Machine(self.device)
 
@@ -372,11 +367,19 @@ def _attend(
     return kernels.attend(*inputs[repetition], scale, plan)
 
 
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TimingError(f"dtype {name!r} is not a torch floating type: give bfloat16 or float16")
-    return dtype
+def _check_plan(plan: Plan) -> None:
+    if not plan.lengths or not plan.head_dims:
+        raise InputError("nothing to measure: give at least one length and one head_dim")
+    if plan.num_query_heads % plan.num_kv_heads:
+        raise InputError(
+            f"{plan.num_query_heads} query heads are not a multiple of {plan.num_kv_heads} kv "
+            f"heads: give a multiple"
+        )
+    if plan.dtype not in KERNEL_DTYPES:
+        raise TimingError(
+            f"dtype {plan.dtype!r} is none that the kernels take: give "
+            f"{', '.join(KERNEL_DTYPES[:-1])} or {KERNEL_DTYPES[-1]}"
+        )
 
 
 def _index_features(candidate: Candidate, n: int) -> tuple[int | None, int]:

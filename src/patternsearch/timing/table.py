@@ -19,6 +19,7 @@ from patternsearch.schema.files import write_atomic
 from patternsearch.schema.io import load_model_file
 
 __all__ = [
+    "KERNEL_DTYPES",
     "TIMINGS_FORMAT",
     "TIMINGS_SCHEMA_VERSION",
     "Clocks",
@@ -37,6 +38,9 @@ __all__ = [
 
 TIMINGS_FORMAT = "patternsearch/timings"
 TIMINGS_SCHEMA_VERSION = 1
+
+KERNEL_DTYPES = ("bfloat16", "float16", "float32")
+"""What the kernels take, by the names that a table has; torch's aliases (``half``) are none."""
 
 Operation = Literal[
     "dense",
