@@ -123,10 +123,11 @@ def _fitting(n: int, tile: Tile, is_quick: bool) -> Iterator[Case]:
     for block in sorted(b for b in blocks if 1 <= b <= min(count, 1024)):
         indexed = block in (8, 32, 128) or block == count < 8
         yield Case(BlockSparse(blocks=block, tile=tile), indexed, True, False)
-    for block in (8, 100):
+    # The longest lists stand for those that a short sequence cannot have.
+    budgets = [b for b in ((100,) if is_quick else (8, 100)) if b <= count] or [count]
+    for block in budgets:
         pooled = BlockSparse(blocks=block, tile=tile, estimator="pooled")
-        if block <= count and not (is_quick and block == 8):
-            yield Case(pooled, True, False, False)
+        yield Case(pooled, True, False, False)
     pairs = [(30, 2), (30, 64), (512, 8), (2048, 4), (2048, 64), (128, count // 2), (128, count)]
     if not is_quick:
         pairs += [(30, 16), (128, 4), (512, 32), (1024, 16), (2048, count // 2), (4096, 8)]
