@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from patternsearch.kernels.score.sampled import unit_column_sums
+from patternsearch.patterns.candidates import (
+    AShape,
+    BlockSparse,
+    VerticalSlashLastQ,
+    VerticalSlashSpread,
+)
 from patternsearch.patterns.row_sampling import sample_rows
+from patternsearch.scoring.engine import LayerScorer
+from patternsearch.scoring.vertical_slash import prepare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -59,3 +67,71 @@ def test_triton_equals_torch(n, num_heads, num_kv, d, dtype, unit_rows, monkeypa
     theirs = sums_of(q, k, units, lse, "torch")
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["spread 64", "spread 128", "last_q"])
+@pytest.mark.parametrize(
+    ("n", "budgets"),
+    [
+        (1, ((1, 1),)),
+        (200, ((8, 1), (32, 2), (200, 4))),
+        (515, tuple((v, s) for v in (4, 40, 300) for s in (1, 2, 3, 5, 8))),
+        pytest.param(
+            9000, tuple((v, s) for v in (64, 1000) for s in (2, 16)), marks=pytest.mark.gpu
+        ),
+    ],
+)
+def test_missed_on_cuda_equals_torch(n, budgets, kind, monkeypatch):
+    generator = torch.Generator().manual_seed(n)
+    heads, name = 3, kind.split()[0]
+    units = units_of(n, 16, monkeypatch)
+    tiles = -(-n // 64)
+    first_row = torch.tensor([unit.start for unit in units], device=DEVICE)
+    sums = torch.rand(heads, tiles, len(units), 64, generator=generator).to(DEVICE)
+    key = torch.arange(tiles * 64, device=DEVICE).view(tiles, 1, 64)
+    row = torch.tensor([unit[-1] for unit in units], device=DEVICE)[:, None]
+    sums = torch.where(key <= row, sums, 0.0)
+    if name == "spread":
+        tile = int(kind.split()[1])
+        candidates = [VerticalSlashSpread(vertical=v, diagonals=s, tile=tile) for v, s in budgets]
+        entries = -(-n // tile)
+    else:
+        candidates = [VerticalSlashLastQ(vertical=v, slash=10 * s, tile=64) for v, s in budgets]
+        entries = n
+    columns = torch.rand(heads, n, generator=generator).to(DEVICE)
+    extents = torch.rand(heads, entries, generator=generator).to(DEVICE)
+    index = prepare(candidates, range(len(budgets)), columns, extents, None)
+    some = slice(1, 3)
+    left_out = index.left_out(some, tiles)
+    by_columns = torch.matmul(sums[some], left_out)
+    theirs = index.missed_by_unit(sums[some], left_out, by_columns, some, first_row)
+    ours = index.missed_on_cuda(sums[some].contiguous(), some, first_row)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
+
+
+def test_sampled_scores_are_those_of_torch(monkeypatch):
+    monkeypatch.setattr("patternsearch.patterns.row_sampling.MIN_ROWS", 64)
+    n, generator = 430, torch.Generator().manual_seed(5)
+    q = torch.randn(1, 4, n, 64, generator=generator).to(DEVICE)
+    k = torch.randn(1, 2, n, 64, generator=generator).to(DEVICE)
+    logits = torch.einsum("hid,hjd->hij", q[0], k[0].repeat_interleave(2, 0)) * 0.2
+    hidden = torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1)
+    lse = logits.masked_fill(hidden, -torch.inf).logsumexp(-1)
+    candidates = [
+        AShape(sink=64, window=64, tile=64),
+        BlockSparse(blocks=2, tile=64),
+        *(VerticalSlashSpread(vertical=v, diagonals=2, tile=t) for v in (8, 64) for t in (64, 128)),
+        *(VerticalSlashLastQ(vertical=v, slash=s, tile=64) for v in (8, 64) for s in (32, 100)),
+    ]
+    ours, theirs = (
+        LayerScorer(candidates, backend=backend, row_sample=1 / 4).score(
+            q, k, scale=0.2, lse=lse, layer=3
+        )
+        for backend in ("triton", "torch")
+    )
+    torch.testing.assert_close(
+        torch.as_tensor(ours.mass), torch.as_tensor(theirs.mass), atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        torch.as_tensor(ours.low), torch.as_tensor(theirs.low), atol=1e-4, rtol=0
+    )

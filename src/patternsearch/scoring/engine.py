@@ -291,17 +291,23 @@ class LayerScorer:
             q, k, scale=scale, lse=lse, units=units, backend=self.backend
         ):
             at, sums = piece.units, piece.sums
-            left_out = [index.left_out(piece.heads, sums.shape[1]) for index in slashes]
-            # The sums are large: tile masses and columns of all indices come from one product.
-            ones = sums.new_ones(*sums.shape[:2], 64, 1)
-            by_columns = torch.matmul(sums, torch.cat([ones, *left_out], dim=-1))
-            widths = [1, *(part.shape[-1] for part in left_out)]
-            tile_mass, *mine = torch.split(by_columns, widths, dim=-1)
-            unit_mass[piece.heads, at, : sums.shape[1]] = tile_mass[..., 0].transpose(1, 2)
-            for index, out, columns, product in zip(slashes, missed, left_out, mine, strict=True):
-                out[piece.heads, at] = index.missed_by_unit(
-                    sums, columns, product, piece.heads, first_row[at]
-                )
+            if self.backend == "triton":
+                tile_mass = sums.sum(-1)
+                for index, out in zip(slashes, missed, strict=True):
+                    out[piece.heads, at] = index.missed_on_cuda(sums, piece.heads, first_row[at])
+            else:
+                left_out = [index.left_out(piece.heads, sums.shape[1]) for index in slashes]
+                # The sums are large: tile masses and columns of all indices come from one product.
+                ones = sums.new_ones(*sums.shape[:2], 64, 1)
+                by_columns = torch.matmul(sums, torch.cat([ones, *left_out], dim=-1))
+                widths = [1, *(part.shape[-1] for part in left_out)]
+                first, *mine = torch.split(by_columns, widths, dim=-1)
+                tile_mass = first[..., 0]
+                for index, out, left, own in zip(slashes, missed, left_out, mine, strict=True):
+                    out[piece.heads, at] = index.missed_by_unit(
+                        sums, left, own, piece.heads, first_row[at]
+                    )
+            unit_mass[piece.heads, at, : sums.shape[1]] = tile_mass.transpose(1, 2)
         known = None if lse is None else near_masses(q, k, scale=scale, lse=lse)
         masses = TileMasses(unit_mass, accounts.n, sample, known)
         assert isinstance(masses.regions, SampledRegions)

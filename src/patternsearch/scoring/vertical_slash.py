@@ -7,7 +7,7 @@ lies in no chosen diagonal and no chosen column.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -167,6 +167,14 @@ class VerticalSlashIndex:
             for extent in range(self.table.num_buckets)
         ]
         return torch.stack(parts, dim=2)
+
+    def missed_on_cuda(self, sums: Tensor, heads: slice, first_row: Tensor) -> Tensor:
+        """Return what :meth:`missed_by_unit` does, on CUDA."""
+        from patternsearch.kernels.score.triton_missed import launch_missed
+
+        table = replace(self.table, bucket=self.table.bucket[heads])
+        budgets = self.vertical.distinct
+        return launch_missed(sums, first_row, table, self.column_bucket[heads], budgets)
 
     def put_sampled(
         self, accounts: Accounts, missed: Tensor, rows: Tensor, regions: SampledRegions
