@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from patternsearch.kernels.attend.configs import (
     tuning_configs,
 )
 from patternsearch.patterns.candidates import VerticalSlashSpread
-from patternsearch.timing import tuning
+from patternsearch.timing import bench, tuning
 from patternsearch.timing.bench import Session
 from patternsearch.timing.cases import Plan
 from patternsearch.timing.clocks import CudaClock, Timing, WallClock
@@ -116,6 +117,72 @@ def test_case_that_kills_the_run_twice_is_left_out(whole, tmp_path):
     assert "died" in lack.reason
     assert lack.op == "dense"
     assert len(found.rows) == len(table.rows) - 1
+
+
+def test_interrupting_twice_leaves_nothing_out(whole, tmp_path):
+    table, _ = whole
+    path = tmp_path / "gpu.json.partial"
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            session(CountingClock(stop_at=0), Journal(path)).table()
+    found = session(CountingClock(), Journal(path)).table()
+    assert not found.skipped
+    assert len(found.rows) == len(table.rows)
+
+
+def test_launch_shapes_that_kill_the_run_twice_are_not_compared(monkeypatch, tmp_path):
+    def tune(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        yield
+
+    monkeypatch.setattr("patternsearch.timing.bench.tune", tune)
+    path, notes = tmp_path / "gpu.json.partial", []
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal memory"):
+            session(CountingClock(), Journal(path)).table()
+    assert session(CountingClock(), Journal(path), note=notes.append).table().rows
+    (note,) = notes
+    assert "launch shapes at head_dim 16: earlier runs died" in note
+
+
+def test_gpu_that_fails_is_one_sentence_with_the_way_on(monkeypatch, tmp_path):
+    def fail(_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(bench, "Machine", lambda device: Mock(header=lambda plan: {}))
+    monkeypatch.setattr(Session, "table", fail)
+    path = tmp_path / "gpu.json.partial"
+    with pytest.raises(EnvironmentLacks) as caught:
+        bench.run_bench(TINY, journal=path)
+    assert str(caught.value) == (
+        "the GPU failed (CUDA error: an illegal memory access was encountered); "
+        f"{path} keeps what is measured: run the same command again, in a new process"
+    )
+
+
+def test_journal_that_cannot_be_kept_is_said(tmp_path):
+    with pytest.raises(EnvironmentLacks, match="cannot read the earlier measurements"):
+        Journal(tmp_path)
+    with pytest.raises(EnvironmentLacks, match="cannot keep measurements"):
+        Journal(tmp_path / "nowhere" / "gpu.json.partial")
+
+
+def test_disk_that_fails_ends_the_run_instead_of_skipping_everything(tmp_path):
+    path = tmp_path / "gpu.json.partial"
+
+    class Failing(CountingClock):
+        def measure(self, call):
+            if self.calls == 3:
+                path.unlink()
+                path.mkdir()
+            return super().measure(call)
+
+    notes = []
+    with pytest.raises(EnvironmentLacks, match="cannot keep measurements"):
+        session(Failing(), Journal(path), note=notes.append).table()
+    assert not notes
 
 
 # --- does not fit ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from patternsearch.errors import EnvironmentLacks, InputError, TimingError
+from patternsearch.errors import EnvironmentLacks
 from patternsearch.kernels.attend import AttendPlan
 from patternsearch.patterns.candidates import (
     BlockSparse,
@@ -26,17 +26,16 @@ from patternsearch.patterns.candidates import (
 )
 from patternsearch.patterns.geometry import effective_blocks, effective_vertical
 from patternsearch.progress import Progress, Silent
-from patternsearch.timing.cases import Case, Plan, cases
+from patternsearch.timing.cases import Case, Plan, cases, check_plan
 from patternsearch.timing.clocks import Clock, CudaClock, Timing
 from patternsearch.timing.devices import require_cuda
 from patternsearch.timing.environment import package_version
 from patternsearch.timing.execution import launch_tuning
 from patternsearch.timing.gate import check_kernels
-from patternsearch.timing.journal import Journal
+from patternsearch.timing.journal import Journal, JournalError
 from patternsearch.timing.machine import Machine
 from patternsearch.timing.model import held_out_errors
 from patternsearch.timing.table import (
-    KERNEL_DTYPES,
     Skipped,
     TimingRow,
     TimingTable,
@@ -50,6 +49,7 @@ from patternsearch.timing.workload import (
     LayerKernels,
     ProjectKernels,
     device_limits,
+    is_device_fault,
     make_inputs,
     running_backends,
 )
@@ -77,11 +77,11 @@ def run_bench(
             continues a run that died; None keeps nothing.
 
     Raises:
-        EnvironmentLacks: no CUDA GPU, or no head_dim of the plan runs on it.
+        EnvironmentLacks: no CUDA GPU, no head_dim of the plan runs on it, or the GPU failed.
         CheckFailed: a kernel is wrong; nothing is measured.
         InputError: the plan is empty, its heads do not divide, or no kernel takes its dtype.
     """
-    _check_plan(plan)
+    check_plan(plan)
     require_cuda("measuring times")
     say = note or (lambda _: None)
     device = torch.device("cuda", torch.cuda.current_device())
@@ -95,7 +95,16 @@ def run_bench(
         note=say,
         journal=Journal(journal, Machine(device).header(plan), say),
     )
-    return session.table()
+    try:
+        return session.table()
+    except RuntimeError as error:
+        if not is_device_fault(error):
+            raise
+        kept = "" if journal is None else f"; {journal} keeps what is measured"
+        raise EnvironmentLacks(
+            f"the GPU failed ({str(error).strip().splitlines()[0]}){kept}: run the same command "
+            "again, in a new process"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ class Session:
     journal: Journal = field(default_factory=Journal)
 
     def __post_init__(self) -> None:
-        _check_plan(self.plan)
+        check_plan(self.plan)
         self._dtype: torch.dtype = getattr(torch, self.plan.dtype)
         self._others: dict[int, list[LayerKernels]] = {}
         self._machine = Machine(self.device)
@@ -210,10 +219,13 @@ class Session:
     def _tune(self, kernels: ProjectKernels, head_dim: int) -> None:
         """Find how to launch at this head_dim; everything after is measured that way."""
         known = {(s.head_dim, s.tile, s.has_columns) for s in self.journal.settings}
+        name = f"launch shapes at head_dim {head_dim}"
         try:
-            with device_limits(self.device, f"tuning at head_dim {head_dim}"):
+            with self.journal.running(name), device_limits(self.device, name):
                 for settings in tune(kernels, self.clock, self.plan, head_dim, self.device, known):
                     self.journal.add_settings(settings)
+        except JournalError:
+            raise
         except EnvironmentLacks as error:
             self.note(f"launch shapes are not compared: {error}")
         tuning = launch_tuning(self.journal.settings)
@@ -333,19 +345,14 @@ class Session:
 
     def _try(self, what: Attempt, run: Callable[[], _Result]) -> _Result | None:
         """Run something, or say in the table why it is missing and return None."""
-        name = what.name
-        if self.journal.died_on(name):
-            self._skip(what, f"{name}: earlier runs died while they measured it")
-            return None
-        self.journal.start(name)
         try:
-            with device_limits(self.device, name):
-                result = run()
+            with self.journal.running(what.name), device_limits(self.device, what.name):
+                return run()
+        except JournalError:
+            raise
         except EnvironmentLacks as error:
             self._skip(what, str(error))
-            result = None
-        self.journal.finish(name)
-        return result
+            return None
 
     def _skip(self, what: Attempt, reason: str) -> None:
         self._free()
@@ -365,21 +372,6 @@ def _attend(
     kernels: LayerKernels, inputs: Inputs, scale: float, plan: AttendPlan, repetition: int
 ) -> Tensor:
     return kernels.attend(*inputs[repetition], scale, plan)
-
-
-def _check_plan(plan: Plan) -> None:
-    if not plan.lengths or not plan.head_dims:
-        raise InputError("nothing to measure: give at least one length and one head_dim")
-    if plan.num_query_heads % plan.num_kv_heads:
-        raise InputError(
-            f"{plan.num_query_heads} query heads are not a multiple of {plan.num_kv_heads} kv "
-            f"heads: give a multiple"
-        )
-    if plan.dtype not in KERNEL_DTYPES:
-        raise TimingError(
-            f"dtype {plan.dtype!r} is none that the kernels take: give "
-            f"{', '.join(KERNEL_DTYPES[:-1])} or {KERNEL_DTYPES[-1]}"
-        )
 
 
 def _index_features(candidate: Candidate, n: int) -> tuple[int | None, int]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from patternsearch.errors import InputError, TimingError
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -15,8 +16,9 @@ from patternsearch.patterns.candidates import (
     VerticalSlashSpread,
 )
 from patternsearch.patterns.geometry import num_tiles
+from patternsearch.timing.table import KERNEL_DTYPES
 
-__all__ = ["FULL", "QUICK", "Case", "Plan", "between", "cases"]
+__all__ = ["FULL", "QUICK", "Case", "Plan", "between", "cases", "check_plan"]
 
 _TILES: tuple[Tile, ...] = (64, 128)
 _SINK = 128
@@ -83,6 +85,27 @@ class Case:
     measures_index: bool
     measures_kernel: bool
     held_out: bool
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse a plan that no machine can measure.
+
+    Raises:
+        InputError: it is empty, or its heads do not divide.
+        TimingError: no kernel takes its dtype.
+    """
+    if not plan.lengths or not plan.head_dims:
+        raise InputError("nothing to measure: give at least one length and one head_dim")
+    if plan.num_query_heads % plan.num_kv_heads:
+        raise InputError(
+            f"{plan.num_query_heads} query heads are not a multiple of {plan.num_kv_heads} kv "
+            f"heads: give a multiple"
+        )
+    if plan.dtype not in KERNEL_DTYPES:
+        raise TimingError(
+            f"dtype {plan.dtype!r} is none that the kernels take: give "
+            f"{', '.join(KERNEL_DTYPES[:-1])} or {KERNEL_DTYPES[-1]}"
+        )
 
 
 def between(lengths: tuple[int, ...]) -> tuple[int, ...]:

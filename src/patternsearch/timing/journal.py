@@ -7,17 +7,23 @@ machine, same kernels. What it was measuring when it died twice is left out.
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from patternsearch.errors import EnvironmentLacks
 from patternsearch.timing.table import LaunchSetting, Skipped, TimingRow
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "JournalError"]
 
 _MAX_STARTS = 2
+
+
+class JournalError(EnvironmentLacks):
+    """Measurements cannot be kept or read back; going on would lose them."""
 
 
 class Journal:
@@ -27,6 +33,9 @@ class Journal:
         path: JSON lines; None keeps nothing on disk.
         header: what must be equal for an earlier file to be continued.
         note: told one line if an earlier file is continued or set aside.
+
+    Raises:
+        JournalError: the file cannot be read or written, now or later.
 
     Attributes:
         rows: measurements by identity.
@@ -50,24 +59,33 @@ class Journal:
         wanted = json.loads(json.dumps(header or {}))
         if path.exists() and self._read(path, wanted):
             note(f"continuing: {len(self.rows)} measurements of an earlier run are in {path}")
-            with path.open("a") as file:
-                file.write("\n")  # after what may be a torn line
+            self._append("\n", "a")  # after what may be a torn line
             return
         if path.exists():
             note(f"{path} is of another plan, machine or version: starting afresh")
-        path.write_text(json.dumps({"header": wanted}) + "\n")
+        self._append(json.dumps({"header": wanted}) + "\n", "w")
 
-    def died_on(self, case: str) -> bool:
-        """Return whether earlier runs died while measuring a case."""
-        return self._starts[case] >= _MAX_STARTS
+    @contextmanager
+    def running(self, case: str) -> Iterator[None]:
+        """Note that a case begins, and that it has ended, unless the run dies of it.
 
-    def start(self, case: str) -> None:
-        """Note that a case begins."""
+        A user who interrupts a run does not count as a case that kills it.
+
+        Raises:
+            EnvironmentLacks: earlier runs died of this case; it is not begun.
+        """
+        if self._starts[case] >= _MAX_STARTS:
+            raise EnvironmentLacks(f"{case}: earlier runs died while they measured it")
         self._starts[case] += 1
         self._write("start", case)
+        try:
+            yield
+        except (KeyboardInterrupt, EnvironmentLacks):
+            self._finish(case)
+            raise
+        self._finish(case)
 
-    def finish(self, case: str) -> None:
-        """Note that a case has ended, however it ended."""
+    def _finish(self, case: str) -> None:
         del self._starts[case]
         self._write("finish", case)
 
@@ -91,13 +109,29 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
     def _write(self, key: str, value: Any) -> None:
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps({key: value}) + "\n")
+        self._append(json.dumps({key: value}) + "\n", "a")
+
+    def _append(self, text: str, mode: str) -> None:
+        if self._path is None:
+            return
+        try:
+            with self._path.open(mode) as file:
+                file.write(text)
+        except OSError as error:
+            raise JournalError(
+                f"cannot keep measurements in {self._path} ({error.strerror or error}): make room "
+                "or write the table elsewhere; the same command continues"
+            ) from error
 
     def _read(self, path: Path, header: dict[str, Any]) -> bool:
         """Load an earlier file; False if it is not of this run. A torn last line is dropped."""
-        lines = path.read_bytes().split(b"\n")
+        try:
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise JournalError(
+                f"cannot read the earlier measurements {path} ({error.strerror or error}): remove "
+                "it or write the table elsewhere"
+            ) from error
         try:
             if json.loads(lines[0]) != {"header": header}:
                 return False

@@ -15,7 +15,7 @@ from patternsearch.kernels.attend.configs import LaunchTuning
 from patternsearch.patterns.candidates import AShape, BlockSparse, Candidate
 
 __all__ = ["DenseBackend", "Inputs", "LayerKernels", "ProjectKernels", "dense_backends",
-           "device_limits", "make_inputs", "running_backends"]  # fmt: skip
+           "device_limits", "is_device_fault", "make_inputs", "running_backends"]  # fmt: skip
 
 _DEFAULT_CACHE_BYTES = 64 * 2**20
 _MAX_SETS = 8
@@ -239,7 +239,7 @@ def device_limits(device: torch.device, what: str) -> Iterator[None]:
             f"leave the longest lengths out with --lengths"
         ) from None
     except RuntimeError as error:
-        if "CUDA error" in str(error) or "[CUDA]" in str(error):
+        if is_device_fault(error):
             raise
         raise EnvironmentLacks(f"{what} does not run on {device}: {_first_line(error)}") from error
     except Exception as error:
@@ -247,6 +247,11 @@ def device_limits(device: torch.device, what: str) -> Iterator[None]:
             raise
         # Too much shared memory, or a kernel that does not compile for this device.
         raise EnvironmentLacks(f"{what} does not run on {device}: {_first_line(error)}") from error
+
+
+def is_device_fault(error: RuntimeError) -> bool:
+    """Return whether the device itself failed; nothing runs on it in this process any more."""
+    return "CUDA error" in str(error) or "[CUDA]" in str(error)
 
 
 def _first_line(error: Exception) -> str:
