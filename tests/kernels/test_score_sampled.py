@@ -110,10 +110,10 @@ def test_missed_on_cuda_equals_torch(n, budgets, kind, monkeypatch):
 
 
 def test_sampled_scores_are_those_of_torch(monkeypatch):
-    monkeypatch.setattr("patternsearch.patterns.row_sampling.MIN_ROWS", 64)
-    n, generator = 430, torch.Generator().manual_seed(5)
-    q = torch.randn(1, 4, n, 64, generator=generator).to(DEVICE)
-    k = torch.randn(1, 2, n, 64, generator=generator).to(DEVICE)
+    monkeypatch.setattr("patternsearch.patterns.row_sampling.MIN_ROWS", 256)
+    n, generator = 700, torch.Generator().manual_seed(5)
+    q = torch.randn(1, 2, n, 64, generator=generator).to(DEVICE)
+    k = torch.randn(1, 1, n, 64, generator=generator).to(DEVICE)
     logits = torch.einsum("hid,hjd->hij", q[0], k[0].repeat_interleave(2, 0)) * 0.2
     hidden = torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1)
     lse = logits.masked_fill(hidden, -torch.inf).logsumexp(-1)
