@@ -80,9 +80,32 @@ def test_select_obeys_restrictions(scores, tmp_path):
     assert {e.pattern.kind for e in config.heads[1]} <= {"dense", "a_shape"}
 
 
+def test_target_of_the_objective_mass_is_a_floor_and_none_by_default(scores, tmp_path):
+    output = tmp_path / "x.yaml"
+    mass = ("--objective", "mass", "--budget-fraction", "0.6")
+    assert run(scores, "-o", output, *mass).exit_code == 0
+    assert load_config(output).selection.target_mass is None
+    result = run(scores, "-o", output, *mass, "--target-mass", "0.7", "--statistic", "mean")
+    assert result.exit_code == 0, result.output
+    config = load_config(output)
+    assert config.selection.target_mass == 0.7
+    assert all(a.mass_mean >= 0.7 for heads in config.heads for e in heads for a in e.lengths)
+    assert run(scores, "-o", output).exit_code == 0
+    assert load_config(output).selection.target_mass == 0.95
+
+
 BAD = {
     "unknown kind": (["--kinds", "stripes"], InputError, "stripes"),
     "layers": (["--dense-layers", "first"], InputError, "write layers as"),
+    "layers of no digits": (["--dense-layers", "²"], InputError, "write layers as"),
+    "huge layers": (["--dense-layers", "0-99999999999"], InputError, "write layers as"),
+    "layers backwards": (["--dense-layers", "1-0"], InputError, "write 0-1"),
+    "foreign layers": (["--dense-layers", "0-99"], InputError, "2, 3, 4 and 95 more"),
+    "floor above the budget": (
+        ["--objective", "mass", "--budget-fraction", "0.05", "--target-mass", "0.999"],
+        InputError,
+        "lower the target mass",
+    ),
     "consumer": (["--consumer", "vllm"], ScoresError, "calibrate with --consumer vllm"),
     "no budget": (["--objective", "mass"], InputError, "exactly one budget"),
     "ranks": (["--tp-size", "3"], InputError, "do not divide"),

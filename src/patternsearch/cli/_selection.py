@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from patternsearch.timing.model import TimeModel
 
 __all__ = [
+    "TARGET_MASS_HELP",
     "ConsumerOpt",
     "DenseLayersOpt",
     "KindsOpt",
@@ -30,16 +31,22 @@ __all__ = [
     "TimingsOpt",
     "parse_layers",
     "selection_options",
+    "target_of",
     "time_model_for",
 ]
 
 _RESTRICT = "Restrictions"
 _COST = "Cost"
+_LAYER_DIGITS = 6
 
 ScoresArg = Annotated[
     Path, typer.Argument(metavar="SCORES", help="Scores folder that calibrate wrote (x.scores).")
 ]
 TargetMassOpt = Annotated[float, typer.Option(help="Captured mass every head must reach.")]
+TARGET_MASS_HELP = (
+    "Captured mass every head must reach; by default 0.95, and none with --objective mass."
+)
+"""Of the commands that have an objective; see :func:`target_of`."""
 StatisticOpt = Annotated[
     Literal["worst", "p05", "mean"], typer.Option(help="Over samples, at every length and split.")
 ]
@@ -119,18 +126,27 @@ def selection_options(
     )
 
 
+def target_of(given: float | None, objective: Literal["time", "mass"]) -> float | None:
+    """Return the target mass, or None for none; without one, only the objective time has any."""
+    return 0.95 if given is None and objective == "time" else given
+
+
 def parse_layers(text: str | None) -> tuple[int, ...]:
     """Parse ``0,1,30-31`` into ascending layers.
 
     Raises:
-        InputError: an item is neither a layer nor a range.
+        InputError: an item is neither a layer nor an ascending range.
     """
     layers: set[int] = set()
     for item in (text or "").split(",") if text else ():
         first, dash, last = item.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and len(end) <= _LAYER_DIGITS for end in ends):
             raise InputError(f"layer {item.strip()!r}: write layers as 0,1,30-31")
-        layers.update(range(int(first), int(last if dash else first) + 1))
+        low, high = map(int, ends)
+        if high < low:
+            raise InputError(f"layers {item.strip()!r} run backwards: write {high}-{low}")
+        layers.update(range(low, high + 1))
     return tuple(sorted(layers))
 
 

@@ -22,7 +22,7 @@ from patternsearch.cli._options import (
 )
 from patternsearch.cli._output import Output, stderr_console
 from patternsearch.cli._progress import progress_for
-from patternsearch.cli._selection import ServeDtypeOpt
+from patternsearch.cli._selection import TARGET_MASS_HELP, ServeDtypeOpt, target_of
 
 _SEARCH = "Search"
 _SELECT = "Selection"
@@ -71,8 +71,8 @@ def calibrate(
         ),
     ] = "1",
     target_mass: Annotated[
-        float, typer.Option(help="Captured mass every head must reach.", rich_help_panel=_SELECT)
-    ] = 0.95,
+        float | None, typer.Option(help=TARGET_MASS_HELP, rich_help_panel=_SELECT)
+    ] = None,
     objective: Annotated[
         Literal["time", "mass"],
         typer.Option(
@@ -170,7 +170,7 @@ def calibrate(
         fresh=not resume,
     )
     options = SelectionOptions(
-        target_mass=target_mass,
+        target_mass=target_of(target_mass, objective),
         objective=objective,
         budget_fraction=budget_fraction,
         consumer=consumer,

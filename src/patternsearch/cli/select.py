@@ -13,6 +13,7 @@ import typer
 from patternsearch.cli._options import JsonOpt, TpSizeOpt
 from patternsearch.cli._output import Output
 from patternsearch.cli._selection import (
+    TARGET_MASS_HELP,
     ConsumerOpt,
     DenseLayersOpt,
     KindsOpt,
@@ -21,9 +22,9 @@ from patternsearch.cli._selection import (
     ScoresArg,
     ServeDtypeOpt,
     StatisticOpt,
-    TargetMassOpt,
     TimingsOpt,
     selection_options,
+    target_of,
     time_model_for,
 )
 
@@ -40,7 +41,7 @@ def select(
         Path,
         typer.Option("--output", "-o", metavar="CONFIG", help="Config to write (.yaml or .json)."),
     ],
-    target_mass: TargetMassOpt = 0.95,
+    target_mass: Annotated[float | None, typer.Option(help=TARGET_MASS_HELP)] = None,
     objective: Annotated[
         Literal["time", "mass"],
         typer.Option(
@@ -53,10 +54,6 @@ def select(
     ] = None,
     budget_fraction: Annotated[
         float | None, typer.Option(help="Budget of --objective mass as a fraction of dense.")
-    ] = None,
-    mass_floor: Annotated[
-        float | None,
-        typer.Option(help="With --objective mass: mass below which no head may fall."),
     ] = None,
     statistic: StatisticOpt = "worst",
     regions: RegionsOpt = "each",
@@ -83,7 +80,7 @@ def select(
     record = load_run_record(folder)
     options = selection_options(
         record,
-        target_mass=target_mass if objective == "time" else mass_floor,
+        target_mass=target_of(target_mass, objective),
         objective=objective,
         budget_ms=budget_ms,
         budget_fraction=budget_fraction,

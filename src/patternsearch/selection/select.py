@@ -23,6 +23,7 @@ from patternsearch.selection.entries import LengthTable, head_entries, length_ta
 from patternsearch.selection.knapsack import Front, hull, pareto, solve
 from patternsearch.selection.options import SelectionOptions
 from patternsearch.selection.reading import load_scores, scores_from_frame
+from patternsearch.selection.rows import some
 from patternsearch.selection.rule import cheapest, complexity
 from patternsearch.selection.statistics import reached_mass
 
@@ -116,8 +117,8 @@ def pose(
     unknown = [layer for layer in options.dense_layers if layer not in scores.layers]
     if unknown:
         raise InputError(
-            f"dense layers {', '.join(map(str, unknown))} are not among the scored layers "
-            f"{scores.layers[0]}..{scores.layers[-1]}: name full-attention layers"
+            f"dense layers {some([str(layer) for layer in unknown])} are not among the scored "
+            f"layers {scores.layers[0]}..{scores.layers[-1]}: name full-attention layers"
         )
     allowed = _allowed(scores, options)
     tables = length_tables(scores, cost, np.asarray(allowed.any(axis=(0, 1))))
