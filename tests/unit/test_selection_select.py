@@ -299,6 +299,41 @@ def test_equal_candidates_go_to_the_simpler_kind():
     assert {e.pattern.kind for e in entries(select_heads(frame))} == {"a_shape"}
 
 
+class NoisyDense:
+    """Times in which the sparse kernel reads everything a little faster than dense is."""
+
+    unit, measured, device, sha256 = "ms", True, "Test GPU", "ab" * 32
+
+    def head_cost(self, candidates, num_tokens, tiles, columns):
+        dense = np.array([c == Dense() for c in candidates])
+        return np.where(dense, 1.005, tiles / tiles.max())
+
+    def index_cost(self, candidates, num_tokens):
+        return np.zeros(len(candidates))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SelectionOptions(objective="mass", target_mass=None, budget_fraction=0.999),
+        SelectionOptions(objective="mass", target_mass=None, budget_fraction=1.5, tp_size=3),
+        SelectionOptions(target_mass=0.9, tp_size=3),
+    ],
+    ids=["mass", "mass on ranks", "slack of ranks"],
+)
+def test_what_reads_everything_is_called_dense(options):
+    everything, some = AShape(sink=64, window=1024, tile=64), AShape(sink=64, window=64, tile=64)
+
+    def mass(rng, length, sample, layer, head, candidate):
+        return [0.95 if candidate == some and head else 1.0 if candidate != some else 0.3] * 5
+
+    frame = scores_frame((Dense(), everything, some), lengths=(1024,), mass=mass)
+    assert (frame[frame["window"] == 1024]["density"] == 1.0).all()
+    chosen = {e.pattern for e in entries(select_heads(frame, options, NoisyDense()))}
+    assert Dense() in chosen
+    assert everything not in chosen
+
+
 def test_random_masses_of_the_factory_are_masses():
     rng = np.random.default_rng(0)
     values = [random_mass(rng, 1024, 0, 0, 0, c) for c in SMALL_GRID for _ in range(20)]

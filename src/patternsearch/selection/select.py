@@ -44,7 +44,8 @@ class Problem:
         tables: statistics and costs of each length, ascending.
         cost: [L, H, C] at the longest length.
         mass: [L, H, C], the mass that is reached everywhere.
-        allowed: bool [L, H, C], by kind, consumer, density and dense layers.
+        allowed: bool [L, H, C], by kind, consumer, density and dense layers; dense always is, and
+            nothing else that reads every pair.
         eligible: ``allowed`` and the target reached; dense always is.
     """
 
@@ -145,6 +146,8 @@ def _allowed(scores: ScoreArrays, options: SelectionOptions) -> Bools:
     if options.max_density is not None:
         for length in scores.lengths:
             allowed &= length.density.mean(axis=0) <= options.max_density
+    # What reads every pair at every length is dense by another name, and no simpler.
+    allowed &= np.any([length.density.min(axis=0) < 1.0 for length in scores.lengths], axis=0)
     allowed[np.isin(scores.layers, options.dense_layers)] = False
     allowed[..., scores.dense_index] = True
     return allowed
