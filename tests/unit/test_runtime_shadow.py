@@ -110,6 +110,11 @@ def test_bad_arguments_are_refused(model, config, keywords, word):
         shadow(model, config, **keywords)
 
 
+def test_an_attachment_without_layers_is_refused(model, config):
+    with attach(model, config, layers=[]), pytest.raises(InputError, match="no layer runs"):
+        shadow(model, config)
+
+
 def test_two_shadows_are_refused(model, config):
     with shadow(model, config), pytest.raises(InputError, match="watched already"):
         shadow(model, config)

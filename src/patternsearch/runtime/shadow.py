@@ -180,6 +180,11 @@ def shadow(
         from patternsearch.model.support import layer_types
 
         full = [layer for layer, kind in enumerate(layer_types(model.config)) if kind == "full"]
+    if not full:
+        raise InputError(
+            "no layer runs patterns, so there is nothing to compare: the model has no full "
+            "attention, or a config is attached with layers=[]"
+        )
     chosen = (
         sorted(set(layers)) if layers is not None else [full[0], full[len(full) // 2], full[-1]]
     )
