@@ -11,7 +11,8 @@ from patternsearch.runtime import sparse
 from patternsearch.runtime.attach import attach
 from patternsearch.runtime.phases import PhaseTimer
 from patternsearch.runtime.sparse import sparse_attention_of
-from patternsearch.timing.execution import Execution
+from patternsearch.timing import workload
+from patternsearch.timing.execution import Execution, execution_on
 from patternsearch.timing.workload import DenseBackend
 from patternsearch.validation.evaluation import EvaluationRequest, evaluate
 from support.attend import random_layer
@@ -112,6 +113,35 @@ def test_dense_backend_of_another_package_is_called_by_name(monkeypatch):
     )  # fmt: skip
     assert (found[:, 2] == 7.0).all()
     assert (found[:, :2] != 7.0).any()
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_dense_heads_stay_in_the_plan_where_the_sparse_kernel_is_fastest(monkeypatch, name):
+    def never(*_, **__):
+        raise AssertionError("what was measured is one launch of the sparse kernel")
+
+    monkeypatch.setattr(sparse, "attention_with_lse", never)
+    q, k, v = random_layer(4, 2, 100, 16)
+    found = sparse_attention_of(
+        MIXED[name], q, k, v, scale=SCALE, backend="torch", execution=execution_with("triton")
+    )
+    assert_close(found, by_plan(MIXED[name], q, k, v), what=name)
+
+
+def test_dense_backend_that_is_not_installed_gives_way_to_the_next(monkeypatch):
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Made-up GPU")
+    monkeypatch.setattr(workload, "_flash4", lambda: None)
+    dense = next(row for row in timing_rows() if row.op == "dense")
+    rows = [
+        dense.model_copy(update={"backend": name, "p20_ms": ms, "p50_ms": ms, "p80_ms": ms})
+        for name, ms in (("flash4", 1.0), ("sdpa_flash_repeated_kv", 2.0), ("sdpa_cudnn", 3.0))
+    ]
+    table = timing_table().model_copy(update={"rows": tuple(rows)})
+    shape = (dense.dtype, dense.head_dim, dense.num_tokens)
+    assert execution_on(table, device).dense(*shape) == "sdpa_flash_repeated_kv"
+    monkeypatch.setattr(workload, "_flash4", lambda: torch.zeros)
+    assert execution_on(table, device).dense(*shape) == "flash4"
 
 
 def test_table_of_another_device_is_refused():

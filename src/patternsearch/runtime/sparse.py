@@ -16,7 +16,7 @@ from patternsearch.kernels.index.upload import upload
 from patternsearch.kernels.score.lse import LseBackend, attention_with_lse, lse_backends
 from patternsearch.patterns.candidates import AShape, Candidate, Dense
 from patternsearch.runtime.phases import NoPhases, Phases
-from patternsearch.timing.execution import Execution
+from patternsearch.timing.execution import OWN_DENSE, Execution
 from patternsearch.timing.workload import dense_backends
 
 __all__ = ["SparseBackend", "sparse_attention_of"]
@@ -28,7 +28,6 @@ _OPERATORS: dict[str, LseBackend] = {
     "sdpa_cudnn_repeated_kv": "cudnn",
     "sdpa_flash": "flash",
     "sdpa_flash_repeated_kv": "flash",
-    "triton": "triton",
 }
 """What runs a dense backend of the timing table; none of them repeats k and v."""
 
@@ -52,8 +51,9 @@ def sparse_attention_of(
         k: [1, Hkv, n, d], not repeated.
         v: like k.
         scale: factor of the logits.
-        backend: who builds the index and attends. Dense heads run on a dense backend, but for
-            ``torch`` on a GPU, which is a reference and runs everything itself.
+        backend: who builds the index and attends. Dense heads run on a dense backend, unless
+            the sparse kernel was measured faster, and but for ``torch`` on a GPU, which is a
+            reference and runs everything itself.
         phases: told of ``index``, ``sparse attention`` and ``dense attention``.
         execution: launch shapes and the dense backend measured on this GPU; None takes what is
             known to be good.
@@ -63,11 +63,12 @@ def sparse_attention_of(
     """
     phases = phases or NoPhases()
     dense: list[int] = []
-    if backend == "triton" or q.device.type == "cpu":
+    fastest = _fastest_dense(q, execution)
+    if fastest != OWN_DENSE and (backend == "triton" or q.device.type == "cpu"):
         dense = [head for head, pattern in enumerate(patterns) if isinstance(pattern, Dense)]
     if dense and len(dense) == len(patterns):
         with phases.phase("dense attention"):
-            return _dense(q, k, v, scale, execution)
+            return _dense(q, k, v, scale, fastest)
     with phases.phase("index"):
         sparse = _without(dense, patterns)
         plan = build_plan(q, k, scale=scale, candidates=sparse, backend=backend)
@@ -79,7 +80,7 @@ def sparse_attention_of(
             heads = upload(np.asarray(dense, dtype=np.int64), q.device)
             kv = upload(np.asarray(dense, dtype=np.int64) // (q.shape[1] // k.shape[1]), q.device)
             some = (q.index_select(1, heads), k.index_select(1, kv), v.index_select(1, kv))
-            out.index_copy_(1, heads, _dense(*some, scale, execution))
+            out.index_copy_(1, heads, _dense(*some, scale, fastest))
     return out
 
 
@@ -92,10 +93,13 @@ def _without(dense: Sequence[int], patterns: Sequence[Candidate]) -> Sequence[Ca
     return [placeholder if isinstance(pattern, Dense) else pattern for pattern in patterns]
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float, execution: Execution | None) -> Tensor:
-    """Attend causally on the backend that was measured fastest, else on the first that can."""
+def _fastest_dense(q: Tensor, execution: Execution | None) -> str | None:
     dtype = str(q.dtype).removeprefix("torch.")
-    name = None if execution is None else execution.dense(dtype, q.shape[3], q.shape[2])
+    return None if execution is None else execution.dense(dtype, q.shape[3], q.shape[2])
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float, name: str | None) -> Tensor:
+    """Attend causally on the backend of this name in the table, else on the first that can."""
     if name is not None and name not in _OPERATORS:
         named = next((b for b in dense_backends(q.device) if b.name == name), None)
         if named is not None:

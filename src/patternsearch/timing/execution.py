@@ -12,8 +12,12 @@ import torch
 from patternsearch.errors import TimingError
 from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass, LaunchTuning
 from patternsearch.timing.table import LaunchSetting, TimingRow, TimingTable
+from patternsearch.timing.workload import dense_backends
 
-__all__ = ["Execution", "execution_on", "launch_tuning"]
+__all__ = ["OWN_DENSE", "Execution", "execution_on", "launch_tuning"]
+
+OWN_DENSE = "triton"
+"""The name under which the sparse kernel is measured on a list of every tile."""
 
 
 def launch_tuning(settings: Iterable[LaunchSetting]) -> LaunchTuning:
@@ -43,16 +47,16 @@ class Execution:
 
     Attributes:
         tuning: how the sparse kernel is launched.
-        rows: the dense rows of the table.
+        rows: the table's dense rows of backends that are installed.
     """
 
     tuning: LaunchTuning
     rows: tuple[TimingRow, ...]
 
     def dense(self, dtype: str, head_dim: int, num_tokens: int) -> str | None:
-        """Return the dense backend that was fastest at the nearest measured length, by name.
+        """Return the installed backend that was fastest at the nearest measured length, by name.
 
-        None where nothing was measured for the shape.
+        None where nothing installed was measured for the shape.
         """
         mine = [row for row in self.rows if (row.dtype, row.head_dim) == (dtype, head_dim)]
         if not mine:
@@ -80,5 +84,10 @@ def execution_on(table: TimingTable, device: torch.device) -> Execution:
             f"the timing table of {table.device} was measured with other kernels than these: "
             "measure again with `patternsearch bench`, or leave timings out"
         )
-    dense = tuple(row for row in table.rows if row.op == "dense")
-    return Execution(launch_tuning(table.settings), dense)
+    installed = {OWN_DENSE}
+    for backend in dense_backends(device):
+        installed.add(backend.name)
+        if backend.otherwise is not None:
+            installed.add(backend.otherwise.name)
+    dense = (row for row in table.rows if row.op == "dense" and row.backend in installed)
+    return Execution(launch_tuning(table.settings), tuple(dense))
