@@ -124,8 +124,15 @@ def test_other_dtype_or_head_dim_is_refused(dtype, head_dim, tmp_path):
     path = tmp_path / "gpu.json"
     dump_timings(timing_table(), path)
     assert load_time_model(path, dtype="bfloat16", head_dim=128).device == "Made-up GPU"
-    with pytest.raises(TimingError, match=f"no {dtype} head_dim {head_dim} times"):
+    with pytest.raises(TimingError, match=f"no {dtype} head_dim {head_dim} times") as caught:
         load_time_model(path, dtype=dtype, head_dim=head_dim)
+    assert f"--dtype {dtype} --head-dims {head_dim}`, or say with" in str(caught.value)
+
+
+def test_dtype_of_a_file_format_is_no_dtype_to_measure():
+    with pytest.raises(TimingError, match="no q4_1 head_dim 128 times") as caught:
+        TimeModel(timing_table(), dtype="q4_1", head_dim=128)
+    assert str(caught.value).endswith("): say with --serve-dtype what will serve")
 
 
 @pytest.mark.parametrize("num_tokens", [512, 1023, 16385, 131072])
@@ -146,8 +153,10 @@ def test_length_outside_the_table_is_refused(model, num_tokens):
 def test_operation_without_rows_is_refused(op, candidate):
     rows = tuple(row for row in timing_rows() if row.op != op)
     model = TimeModel(timing_table(rows), dtype="bfloat16", head_dim=128)
-    with pytest.raises(TimingError, match=f"no {op} .*times"):
+    with pytest.raises(TimingError, match=f"no {op} .*times") as caught:
         predict(model, candidate, 4096)
+    # Dense is always a candidate.
+    assert ("--kinds" in str(caught.value)) == (op != "dense")
 
 
 def test_selection_needs_no_times_of_candidates_it_may_not_choose():

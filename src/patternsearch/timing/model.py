@@ -30,6 +30,7 @@ from patternsearch.patterns.geometry import (
 )
 from patternsearch.timing.fit import Curve, Plane, Polyline, curve
 from patternsearch.timing.table import (
+    KERNEL_DTYPES,
     ModelError,
     Operation,
     TimingRow,
@@ -87,10 +88,13 @@ class TimeModel:
         ]
         if not rows:
             had = sorted({f"{row.dtype} head_dim {row.head_dim}" for row in table.rows})
+            out = "say with --serve-dtype what will serve"
+            if dtype in KERNEL_DTYPES:
+                bench = f"`patternsearch bench --dtype {dtype} --head-dims {head_dim}`"
+                out = f"measure them with {bench}, or {out}"
             raise TimingError(
                 f"the timing table of {table.device} has no {dtype} head_dim {head_dim} times "
-                f"(it has {', '.join(had)}): measure them with `patternsearch bench --dtype "
-                f"{dtype} --head-dims {head_dim}`, or say with --serve-dtype what will serve"
+                f"(it has {', '.join(had)}): {out}"
             )
         self.device: str | None = table.device
         self.sha256: str | None = table.sha256
@@ -162,10 +166,11 @@ class TimeModel:
         """Return the curves that cover a length, by backend."""
         curves = self._curves.get(key)
         if curves is None:
+            other = "" if key[0] == "dense" else ", or leave such candidates out with --kinds"
             raise TimingError(
                 f"the timing table of {self.device} has no {_spell(key)} times for {self._shape}, "
-                f"which {describe(candidate)} needs: measure again with `patternsearch bench`, or "
-                f"leave such candidates out with --kinds"
+                f"which {describe(candidate)} needs: measure again with `patternsearch bench`"
+                f"{other}"
             )
         covering = {name: fitted for name, fitted in curves.items() if fitted.covers(n)}
         if not covering:
