@@ -55,7 +55,7 @@ def test_select_by_measured_times(scores, table, tmp_path):
     assert "predicted for Made-up GPU" in result.stdout
     config = load_config(output)
     assert config.selection.timings_device == "Made-up GPU"
-    assert config.selection.min_length is not None
+    assert f"dense     runs below {config.selection.min_length} tokens" in result.stdout
     assert all(a.predicted_ms for heads in config.heads for e in heads for a in e.lengths)
 
 

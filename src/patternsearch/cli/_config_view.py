@@ -68,7 +68,7 @@ def _facts(config: PatternConfig, summary: Summary) -> Iterator[tuple[str, str]]
         times = f"measured on {s.timings_device}" if s.measured else "not measured"
         yield "selection", f"{s.objective}, {target}, {s.statistic} sample, {times}"
         if s.min_length is not None:
-            yield "break-even", f"dense is faster below {s.min_length} tokens"
+            yield "break-even", f"dense runs below {s.min_length} tokens"
     yield "totals", _totals(summary)
 
 

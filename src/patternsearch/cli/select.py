@@ -108,7 +108,7 @@ def _lines(selected: "SelectedHeads") -> Iterator[Any]:
                 f"attention {point.length} tokens: dense {point.dense_ms:.3f} ms, chosen "
                 f"{point.sparse_ms:.3f} ms"
             )
-        yield f"dense     is faster below {record.min_length} tokens (min_length)"
+        yield f"dense     runs below {record.min_length} tokens (min_length)"
     else:
         share = selected.cost / selected.dense_cost
         yield f"work      {share:.1%} of the dense pairs at the longest length; measured: false"

@@ -265,7 +265,7 @@ def _selection(config: PatternConfig) -> Iterator[tuple[str, str]]:
         yield "layers kept dense", ", ".join(map(str, s.dense_layers))
     if s.measured:
         yield "times", f"measured on {s.timings_device}, table {(s.timings_sha256 or '')[:12]}"
-        yield "break-even", f"dense is faster below {s.min_length} tokens"
+        yield "break-even", f"dense runs below {s.min_length} tokens"
     else:
         yield "times", "measured: false, no GPU was timed; costs are counted pairs"
 

@@ -89,7 +89,7 @@ function breakEvenFigure(model) {
   if (points.length < 2) return message("Break-even length", `At ${tokens(points[0].length)} dense attention takes ${ms(points[0].dense_ms)}, the chosen patterns ${ms(points[0].sparse_ms)} (predicted for ${model.device}). Where they break even needs a second calibrated length.`);
   return figure({
     title: "Break-even: dense against chosen, attention of all heads", name: "break-even", height: 300,
-    caption: `Predicted for ${model.device}. Dense is faster below ${model.min_length} tokens (vertical line).`,
+    caption: `Predicted for ${model.device}. Dense runs below ${model.min_length} tokens (vertical line).`,
     csv: () => ({ header: ["length", "dense_ms", "sparse_ms"], rows: points.map(p => [p.length, p.dense_ms, p.sparse_ms]) }),
     draw: () => ({
       data: [["dense_ms", "dense", "--dense"], ["sparse_ms", "chosen", "--accent"]].map(([key, name, color]) => ({ x: points.map(p => p.length), y: points.map(p => p[key]), mode: "lines+markers", name, line: { color: style(color) }, hovertemplate: "%{x} tokens: %{y:.3f} ms<extra>" + name + "</extra>" })),
