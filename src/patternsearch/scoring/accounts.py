@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from patternsearch.errors import ModelError
+from patternsearch.kernels.index.upload import upload
 from patternsearch.patterns.candidates import Candidate, Index
 from patternsearch.patterns.geometry import NUM_REGIONS, causal_pairs, region_bounds, region_rows
 from patternsearch.patterns.row_sampling import RowSample
@@ -271,7 +272,7 @@ class Accounts:
             logical: [Hq, G], probability captured by the logical set, summed over all rows; that
                 of the physical set if left out.
         """
-        at = torch.tensor(rows, device=self._values.device)
+        at = upload(np.asarray(rows), self._values.device)
         values = torch.empty(
             self._values.shape[0], len(rows), _FIELDS, dtype=torch.float64, device=at.device
         )

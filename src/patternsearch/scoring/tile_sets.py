@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from patternsearch.kernels.index import rank_blocks
+from patternsearch.kernels.index.upload import upload
 from patternsearch.patterns.candidates import AShape, BlockSparse
 from patternsearch.patterns.geometry import (
     a_shape_counts,
@@ -73,7 +74,7 @@ class TileMasses:
 
     def query_tiles(self, tile: int) -> Tensor:
         """Return the query tile of each segment, int64 [segments]."""
-        return torch.from_numpy(self.first_row // tile).to(self.segment_mass.device)
+        return upload(self.first_row // tile, self.segment_mass.device)
 
     def by_segment(self, heads: slice, tile: int) -> Tensor:
         """Return [heads, segments, num_tiles(n, tile)]."""
@@ -115,13 +116,13 @@ class TileMasses:
 def put_dense(accounts: Accounts, masses: TileMasses, row: int) -> None:
     """Enter the dense candidate, whose mass and density are 1 by definition."""
     device = masses.segment_mass.device
-    rows = torch.tensor(region_rows(masses.n), dtype=torch.float64, device=device)
+    rows = upload(np.asarray(region_rows(masses.n), dtype=np.float64), device)
     count = num_tiles(masses.n, 64)
     accounts.put(
         [row],
         captured=rows.expand(masses.num_heads, 1, -1),
-        pairs=torch.tensor([causal_pairs(masses.n)], device=device),
-        tiles=torch.tensor([count * (count + 1) // 2], device=device),
+        pairs=upload(np.asarray([causal_pairs(masses.n)]), device),
+        tiles=upload(np.asarray([count * (count + 1) // 2]), device),
     )
 
 
@@ -158,8 +159,7 @@ def put_a_shape(
         )
         row_ends.append(row_end)
     sink, start, end = (
-        torch.from_numpy(np.stack(values)).to(device)
-        for values in (sink_ends, window_starts, row_ends)
+        upload(np.stack(values), device) for values in (sink_ends, window_starts, row_ends)
     )
     segment = torch.arange(len(masses.first_row), device=device)
     parts = []
@@ -171,7 +171,7 @@ def put_a_shape(
         )  # [heads, G, segments]
         parts.append(masses.regions.sum(captured, heads))
     counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
-    tiles, pairs = torch.tensor(counts, device=device).unbind(1)
+    tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles, logical=logical)
 
 
@@ -195,7 +195,7 @@ def put_block_sparse(
     n, tile, device = masses.n, candidates[0].tile, masses.segment_mass.device
     budgets = [effective_blocks(n, tile, candidate.blocks) for candidate in candidates]
     query = masses.query_tiles(tile)
-    last = torch.tensor(budgets, device=device) - 1
+    last = upload(np.asarray(budgets) - 1, device)
     parts = []
     for heads in masses.head_blocks():
         mass = masses.by_segment(heads, tile)
@@ -212,7 +212,7 @@ def put_block_sparse(
         ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
         parts.append(masses.regions.sum(ranked[..., last].transpose(1, 2), heads))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
-    tiles, pairs = torch.tensor(counts, device=device).unbind(1)
+    tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)
 
 

@@ -9,10 +9,12 @@ lies in no chosen diagonal and no chosen column.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from patternsearch.kernels.index import rank
+from patternsearch.kernels.index.upload import upload
 from patternsearch.kernels.score import BucketTable
 from patternsearch.patterns.candidates import VerticalSlashLastQ, VerticalSlashSpread
 from patternsearch.patterns.consumers import Consumer
@@ -72,7 +74,7 @@ class Budgets:
         order = rank(scores, num_forced)
         places = torch.arange(order.shape[1], device=order.device)
         place = torch.empty_like(order).scatter_(1, order, places.expand_as(order))
-        limits = torch.tensor(self.distinct, device=order.device)
+        limits = upload(np.asarray(self.distinct), order.device)
         dtype = torch.uint8 if len(self.distinct) < 256 else torch.int32
         return torch.searchsorted(limits, place, right=True).to(dtype)
 
@@ -110,12 +112,13 @@ class VerticalSlashIndex:
             column_mass: for each of ``tables``, float32 [Hq, B, 4, n].
         """
         n = accounts.n
+        device = self.column_bucket.device
         at = (
             slice(None),
-            torch.tensor(self.extent.of_candidate, device=self.column_bucket.device),
-            torch.tensor(self.vertical.of_candidate, device=self.column_bucket.device),
+            upload(np.asarray(self.extent.of_candidate), device),
+            upload(np.asarray(self.vertical.of_candidate), device),
         )
-        rows = torch.tensor(region_rows(n), device=self.column_bucket.device)
+        rows = upload(np.asarray(region_rows(n)), device)
         captured = rows - self._missed(column_mass[0])[at]
         logical = None
         if self.logical_table is not None:
@@ -188,8 +191,8 @@ class VerticalSlashIndex:
             regions: turn units into regions.
         """
         device = missed.device
-        extent = torch.tensor(self.extent.of_candidate, device=device)
-        vertical = torch.tensor(self.vertical.of_candidate, device=device)
+        extent = upload(np.asarray(self.extent.of_candidate), device)
+        vertical = upload(np.asarray(self.vertical.of_candidate), device)
         captured = rows[:, None] - missed[:, :, extent, vertical]  # [Hq, units, G]
         tiles, pairs, columns = self._counts(accounts.n)
         logical = None
@@ -250,7 +253,7 @@ def _pairs_by_entry(table: BucketTable, n: int) -> Tensor:
         return pairs
     # Entry e of query tile u is key T·u + T − 1 − e: all rows see it if e ≥ T − 1, else the last.
     whole = n - table.tile * (entry // table.tile)
-    rows_on_device = torch.from_numpy(rows).to(entry.device)
+    rows_on_device = upload(rows, entry.device)
     hidden = table.tile - 1 - entry[: table.tile]
     partial = (rows_on_device - hidden[:, None]).clamp(min=0).sum(1)
     whole[: table.tile] = partial
@@ -264,7 +267,7 @@ def _tiles_read(table: BucketTable, chosen: Tensor, n: int) -> Tensor:
     """
     device = chosen.device
     if table.kind == "tile":
-        weight = torch.from_numpy(diagonal_tiles(n, table.tile)).to(device)
+        weight = upload(diagonal_tiles(n, table.tile), device)
         return (chosen * weight).sum(-1)
     entry = torch.arange(chosen.shape[2], device=device)
     # Distance from the start of the run: entries since the last one not chosen.

@@ -5,12 +5,14 @@ A kernel reads the column sums once and adds up what is outside each extent budg
 are in any column budget: what they give back is taken from them alone.
 """
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from patternsearch.kernels._common.checks import device_guard
+from patternsearch.kernels.index.upload import upload
 from patternsearch.kernels.score.tables import BucketTable
 
 __all__ = ["launch_missed"]
@@ -100,7 +102,7 @@ def launch_missed(
     mine = sums[head, at // 64, :, at % 64] * below[..., None]  # [heads, columns, units]
     its_bucket = bucket[head[..., None], entry.clamp(min=0)]
     place = torch.arange(columns.shape[1], device=sums.device)
-    left_in = (place[:, None] < torch.tensor(budgets, device=sums.device)).float()
+    left_in = (place[:, None] < upload(np.asarray(budgets), sums.device)).float()
     given_back = [
         torch.einsum("hcu,cv->huv", torch.where(its_bucket > extent, mine, 0.0), left_in)
         for extent in range(extents)
