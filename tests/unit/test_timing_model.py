@@ -1,5 +1,7 @@
 """The time model finds the formula behind a table, and says no outside of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,14 @@ from patternsearch.timing.fit import Curve, Plane, Polyline
 from patternsearch.timing.model import TimeModel, held_out_errors, load_time_model
 from patternsearch.timing.table import dump_timings
 from support.scores_factory import counts, scores_frame
-from support.timings_factory import dense_ms, index_ms, kernel_ms, timing_rows, timing_table
+from support.timings_factory import (
+    SMALL_PLAN,
+    dense_ms,
+    index_ms,
+    kernel_ms,
+    timing_rows,
+    timing_table,
+)
 
 CANDIDATES = (
     Dense(),
@@ -157,6 +166,18 @@ def test_operation_without_rows_is_refused(op, candidate):
         predict(model, candidate, 4096)
     # Dense is always a candidate.
     assert ("--kinds" in str(caught.value)) == (op != "dense")
+
+
+def test_sampled_rows_are_not_guessed_from_one_number():
+    quick = replace(SMALL_PLAN, is_quick=True)
+    model = TimeModel(timing_table(timing_rows(quick)), dtype="bfloat16", head_dim=128)
+    measured, other = (
+        VerticalSlashLastQ(vertical=100, slash=512, tile=64, last_q=last_q) for last_q in (64, 256)
+    )
+    assert model.index_cost([measured], 4096)[0] > 0
+    for refused in (model.index_cost, lambda candidates, n: model.require(candidates, [n])):
+        with pytest.raises(TimingError, match=r"times of 64 sampled rows only, and .*samples 256"):
+            refused([other], 4096)
 
 
 def test_selection_needs_no_times_of_candidates_it_may_not_choose():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time model: what any candidate would take on the measured GPU, index included.
 
-A time is predicted only inside what was measured: another dtype, head_dim or pattern, or a length
-outside the table, is refused by name. It is the cost model that selection uses.
+A time is predicted only from what was measured: another dtype, head_dim or pattern, a length
+outside the table, or other sampled rows where only one number was measured, is refused by name.
+Budgets beyond the measured ones are extrapolated. It is the cost model that selection uses.
 """
 
 import os
@@ -101,6 +102,10 @@ class TimeModel:
         self.is_of_these_kernels = table.is_of_these_kernels
         self._shape = f"{dtype} head_dim {head_dim}"
         self._curves = _fit(rows)
+        self._sampled: dict[_Key, set[int]] = defaultdict(set)
+        for row in rows:
+            if row.rows is not None:
+                self._sampled[_row_key(row)].add(row.rows)
 
     def head_cost(
         self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
@@ -159,6 +164,13 @@ class TimeModel:
         if key is None:
             return 0.0
         curves = self._backends(key, n, candidate)
+        sampled = self._sampled.get(key, set())
+        if len(sampled) == 1 and features[0] not in sampled:
+            raise TimingError(
+                f"the timing table of {self.device} has {_spell(key)} times of {min(sampled)} "
+                f"sampled rows only, and {describe(candidate)} samples {features[0]:.0f}: measure "
+                "without --quick, or leave such candidates out with --kinds"
+            )
         per_unit = min(float(fitted(n, features)) for fitted in curves.values())
         return per_unit * _units(key, n)
 
