@@ -150,6 +150,19 @@ def test_table_of_another_device_is_refused():
         attach(model, config_for(model), timings=timing_table())
 
 
+def test_table_of_another_dtype_is_refused_instead_of_ignored():
+    model = tiny_model("llama")
+    shape = {"dtype": "float32", "head_dim": model.config.head_dim}
+    rows = [row.model_copy(update=shape) for row in timing_rows() if row.op == "dense"]
+    table = timing_table(rows, device="cpu")
+    with attach(model, config_for(model), timings=table) as attachment:
+        assert attachment.execution is not None
+    for changes in ({"dtype": "bfloat16"}, {"head_dim": 999}):
+        other = timing_table([row.model_copy(update=changes) for row in rows], device="cpu")
+        with pytest.raises(TimingError, match=f"no float32 head_dim {shape['head_dim']} times"):
+            attach(model, config_for(model), timings=other)
+
+
 def test_evaluate_refuses_it_before_the_model_loads(tmp_path):
     from patternsearch.schema.config import PatternConfig
     from patternsearch.schema.io import dump_config

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from patternsearch.errors import InputError, ModelError
+from patternsearch.errors import InputError, ModelError, TimingError
 from patternsearch.model.fingerprints import fingerprint_heads
 from patternsearch.model.identity import identify
 from patternsearch.model.loading import LoadedModel
@@ -71,7 +71,8 @@ def attach(
 
     Raises:
         InputError: the config does not fit this model, or an argument is out of range.
-        TimingError: the table was measured on another device or with other kernels.
+        TimingError: the table was measured on another device, with other kernels, or for other
+            dtypes or head sizes.
         UnsupportedModel: the model's attention is refused by name.
     """
     if not isinstance(config, PatternConfig):
@@ -110,7 +111,7 @@ def attach(
         layers=_layers(identity, layers),
         heads=heads,
         backend=backend,
-        execution=_execution(timings, model),
+        execution=_execution(timings, model, identity.head_dim),
     )
     attachment.connect()
     return attachment
@@ -132,11 +133,21 @@ def default_min_length(config: PatternConfig) -> int:
     return min(config.calibration.lengths) if config.calibration is not None else 1
 
 
-def _execution(timings: Any, model: Any) -> Execution | None:
+def _execution(timings: Any, model: Any, head_dim: int) -> Execution | None:
     if timings is None:
         return None
     table = timings if isinstance(timings, TimingTable) else load_timings(timings)
-    return execution_on(table, torch.device(model.device))
+    execution = execution_on(table, torch.device(model.device))
+    dtype = str(model.dtype).removeprefix("torch.")
+    had = {(row.dtype, row.head_dim) for row in table.rows}
+    if (dtype, head_dim) not in had:
+        raise TimingError(
+            f"the timing table of {table.device} has no {dtype} head_dim {head_dim} times, which "
+            f"this model runs (it has {', '.join(f'{d} head_dim {h}' for d, h in sorted(had))}): "
+            f"measure them with `patternsearch bench --dtype {dtype} --head-dims {head_dim}`, or "
+            "leave timings out"
+        )
+    return execution
 
 
 def _min_length(config: PatternConfig, given: int | None) -> int:
