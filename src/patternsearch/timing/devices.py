@@ -41,19 +41,31 @@ class GpuState:
 
 
 def gpu_state(index: int = 0) -> GpuState:
-    """Ask the driver for its version and the current clocks."""
+    """Ask the driver for its version and the current clocks of one of torch's GPUs.
+
+    It is asked for by its UUID: the driver also counts GPUs that this process may not use.
+    """
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if uuid is not None and (state := _ask(f"GPU-{uuid}")) is not None:
+        return state
+    return _ask(str(index)) or GpuState(None, None, None)
+
+
+def _ask(name: str) -> GpuState | None:
     command = [
         "nvidia-smi",
-        f"--id={index}",
+        f"--id={name}",
         "--query-gpu=driver_version,clocks.sm,clocks.mem",
         "--format=csv,noheader,nounits",
     ]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
-        return GpuState(None, None, None)
+        return None
     fields = [field.strip() for field in answer.stdout.strip().split(",")]
     if len(fields) != 3:
-        return GpuState(None, None, None)
-    clocks = [int(field) if field.isdigit() else None for field in fields[1:]]
+        return None
+    clocks = [int(field) if field.isdecimal() else None for field in fields[1:]]
     return GpuState(fields[0] or None, clocks[0], clocks[1])
