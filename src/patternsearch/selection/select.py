@@ -199,7 +199,7 @@ def select_heads(
         budget = None
     else:
         budget = _budget(options, cost, dense)
-        bought = _buy(problem, budget)
+        bought = _buy(problem, budget, cost.unit)
     runner_up = _runner_up(problem, bought)
     chosen_cost = _at(problem.cost, bought.choice)
     entries = head_entries(scores, problem.tables, bought.choice, runner_up, cost.measured)
@@ -250,7 +250,7 @@ def _budget(options: SelectionOptions, cost: CostModel, dense: Floats) -> float:
     return options.budget_ms
 
 
-def _buy(problem: Problem, budget: float) -> _Bought:
+def _buy(problem: Problem, budget: float, unit: str) -> _Bought:
     scores, tp_size = problem.scores, problem.options.tp_size
     preference = complexity(scores.candidates)
     shape = problem.cost.shape
@@ -266,8 +266,9 @@ def _buy(problem: Problem, budget: float) -> _Bought:
     slowest = rank_costs(least, tp_size).slowest
     if slowest > budget:
         raise InputError(
-            f"the budget is {budget:.6g}, the cheapest selection that the options allow costs "
-            f"{slowest:.6g}: raise the budget, lower the target mass or allow more patterns"
+            f"the budget is {budget:.6g} {unit}, the cheapest selection that the options allow "
+            f"costs {slowest:.6g} {unit}: raise the budget, lower the target mass or allow more "
+            "patterns"
         )
     apart = solve(flat, budget * tp_size)
     places = apart.place.reshape(shape[:2])
