@@ -182,6 +182,10 @@ def main():
             print(json.dumps({**head, "kernel": name, **row.model_dump()}), flush=True)
             if best is None or row.total_ms < best[1].total_ms:
                 best = (name, row)
+        if best is None:
+            raise SystemExit(
+                f"no dense kernel runs at {n} tokens: there is nothing to compare with"
+            )
         sparse = time_prefill(
             loaded.model, config, ids, run="sparse", repetitions=arguments.repetitions
         )
