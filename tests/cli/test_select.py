@@ -104,7 +104,7 @@ BAD = {
     "floor above the budget": (
         ["--objective", "mass", "--budget-fraction", "0.05", "--target-mass", "0.999"],
         InputError,
-        "lower the target mass",
+        " pairs: raise the budget, lower the target mass",
     ),
     "consumer": (["--consumer", "vllm"], ScoresError, "calibrate with --consumer vllm"),
     "no budget": (["--objective", "mass"], InputError, "exactly one budget"),
