@@ -148,6 +148,14 @@ def test_min_length_is_where_dense_stops_winning(points, expected):
     assert min_length(break_even) == expected
 
 
+def test_break_even_of_ranks_is_that_of_the_slowest(scores):
+    options = SelectionOptions(target_mass=0.8, tp_size=3)
+    selected = select_heads(scores, options, SquareTimes())
+    last = selected.record.break_even[-1]
+    assert last.sparse_ms == pytest.approx(selected.ranks_after.slowest, abs=1e-6)
+    assert last.dense_ms == pytest.approx(selected.dense_cost / 3, abs=1e-6)
+
+
 def test_runner_up_is_what_the_rule_picks_without_the_choice(scores):
     options = SelectionOptions(target_mass=0.85)
     selected = select_heads(scores, options)

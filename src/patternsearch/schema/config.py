@@ -170,7 +170,10 @@ class Calibration(Document):
 
 
 class BreakEven(Document):
-    """Predicted attention time of the whole model at one calibrated length."""
+    """Predicted attention time of the whole model at one calibrated length.
+
+    On several ranks it is what the slowest rank of each layer takes.
+    """
 
     length: PositiveInt
     dense_ms: Milliseconds

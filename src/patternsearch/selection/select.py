@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from patternsearch.errors import InputError, ScoresError
-from patternsearch.patterns.candidates import Dense, describe
+from patternsearch.patterns.candidates import describe
 from patternsearch.schema.config import BreakEven, HeadEntry, Selection
 from patternsearch.schema.scores import ScoresFolder
 from patternsearch.selection.arrays import ScoreArrays
@@ -357,12 +357,12 @@ def _runner_up(problem: Problem, bought: _Bought) -> Ints:
 def _break_even(problem: Problem, choice: Ints, cost: CostModel) -> tuple[BreakEven, ...]:
     if not cost.measured:
         return ()
-    dense = problem.scores.candidates.index(Dense())
+    dense, tp_size = problem.scores.dense_index, problem.options.tp_size
     return tuple(
         BreakEven(
             length=table.statistics.length,
-            dense_ms=round(float(table.cost[..., dense].sum()), 6),
-            sparse_ms=round(float(_at(table.cost, choice).sum()), 6),
+            dense_ms=round(rank_costs(table.cost[..., dense], tp_size).slowest, 6),
+            sparse_ms=round(rank_costs(_at(table.cost, choice), tp_size).slowest, 6),
         )
         for table in problem.tables
     )
