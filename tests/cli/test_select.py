@@ -122,13 +122,15 @@ def test_select_refuses(scores, tmp_path, arguments, error, message):
     assert not output.exists()
 
 
-def test_select_warns_when_the_kernels_have_changed(scores, tmp_path):
+def test_select_refuses_times_of_other_kernels(scores, tmp_path):
     table = tmp_path / "old.json"
     dump_timings(timing_table(kernel_sha256="0" * 64), table)
-    result = run(scores, "-o", tmp_path / "x.yaml", "--timings", table, "--serve-dtype",
-                 "bfloat16")  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert "measured with other kernels" in result.stderr
+    output = tmp_path / "x.yaml"
+    result = run(scores, "-o", output, "--timings", table, "--serve-dtype", "bfloat16")
+    assert isinstance(result.exception, TimingError)
+    assert "kernels 000000000000…" in str(result.exception)
+    assert "measure again" in str(result.exception)
+    assert not output.exists()
 
 
 def test_select_refuses_times_of_another_dtype(scores, table, tmp_path):

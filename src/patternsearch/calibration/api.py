@@ -112,11 +112,6 @@ def _lead(
     cost = None
     if timings is not None:
         cost = covering_time_model(timings, request, options, serve_dtype)
-        if not cost.is_of_these_kernels and note is not None:
-            note(
-                f"warning: {timings} was measured with other kernels than this installation's: "
-                "measure again with `patternsearch bench` on the GPU that will serve"
-            )
     run = calibrate_scores(request, team=team, progress=progress, note=note)
     result = select_config(run.folder, options, cost, run.record)
     dump_config(result.config, request.output)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from patternsearch.cli._output import Output
 from patternsearch.errors import InputError
 
 if TYPE_CHECKING:
@@ -151,23 +150,15 @@ def parse_layers(text: str | None) -> tuple[int, ...]:
 
 
 def time_model_for(
-    timings: Path | None, model: "ModelIdentity", dtype: str | None, out: Output
+    timings: Path | None, model: "ModelIdentity", dtype: str | None
 ) -> "TimeModel | None":
     """Load the time model of a model's attention shape; None without a table.
 
-    Warns if the kernels have changed since the table was measured.
-
     Raises:
-        TimingError: the table is invalid or does not cover the shape.
+        TimingError: the table is invalid, does not cover the shape, or is of other kernels.
     """
     if timings is None:
         return None
     from patternsearch.timing.model import load_time_model
 
-    found = load_time_model(timings, dtype=dtype or model.dtype, head_dim=model.head_dim)
-    if not found.is_of_these_kernels:
-        out.warn(
-            f"{timings} was measured with other kernels than this installation's: "
-            "measure again with `patternsearch bench` on the GPU that will serve"
-        )
-    return found
+    return load_time_model(timings, dtype=dtype or model.dtype, head_dim=model.head_dim)

@@ -52,7 +52,7 @@ def export(
         from patternsearch.exchange.reselect import reselect as select_anew
 
         folder = ScoresFolder(scores) if scores is not None else scores_folder_of(config)
-        cost = time_model_for(timings, loaded.model, None, out)
+        cost = time_model_for(timings, loaded.model, None)
         loaded = select_anew(loaded, to, folder, cost)
     done = export_config(loaded, to)
     path, sidecar = write_export(done, output, force=force)

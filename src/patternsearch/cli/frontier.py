@@ -70,7 +70,7 @@ def frontier(
         max_density=max_density,
         dense_layers=dense_layers,
     )
-    cost = time_model_for(timings, record.model, serve_dtype, out)
+    cost = time_model_for(timings, record.model, serve_dtype)
     found = sweep(folder, options, cost, _parse_targets(targets) or DEFAULT_TARGETS)
     out.show(*_tables(found))
     out.data(found.as_document())

@@ -92,7 +92,7 @@ def select(
         dense_layers=dense_layers,
         tp_size=tp_size,
     )
-    cost = time_model_for(timings, record.model, serve_dtype, out)
+    cost = time_model_for(timings, record.model, serve_dtype)
     result = select_config(folder, options, cost, record)
     dump_config(result.config, output)
     out.show(kinds_by_layer(result.config), *_lines(result.selected), f"config    {output}")

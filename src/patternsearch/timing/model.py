@@ -36,6 +36,7 @@ from patternsearch.timing.table import (
     Operation,
     TimingRow,
     TimingTable,
+    kernel_digest,
     load_timings,
 )
 
@@ -56,9 +57,17 @@ def load_time_model(path: str | os.PathLike[str], *, dtype: str, head_dim: int) 
         head_dim: of the model.
 
     Raises:
-        TimingError: the table is invalid or was not measured for this dtype and head_dim.
+        TimingError: the table is invalid, was not measured for this dtype and head_dim, or was
+            measured with other kernels than this installation's.
     """
-    return TimeModel(load_timings(path), dtype=dtype, head_dim=head_dim)
+    table = load_timings(path)
+    if not table.is_of_these_kernels:
+        raise TimingError(
+            f"{path}: measured with kernels {table.kernel_sha256[:12]}…, this installation has "
+            f"{kernel_digest()[:12]}…: their times may differ; measure again with `patternsearch "
+            f"bench -o {path}` on the GPU that will serve"
+        )
+    return TimeModel(table, dtype=dtype, head_dim=head_dim)
 
 
 class TimeModel:
