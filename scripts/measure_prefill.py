@@ -12,10 +12,8 @@ measurement on stdout.
 import argparse
 import itertools
 import json
-import sys
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from patternsearch.kernels.attend import build_plan
@@ -29,7 +27,7 @@ from patternsearch.patterns.candidates import (
     VerticalSlashSpread,
     describe,
 )
-from patternsearch.runtime.prefill_timing import time_prefill
+from patternsearch.runtime.prefill_timing import time_dense_prefill, time_prefill
 from patternsearch.runtime.sparse import sparse_attention_of
 from patternsearch.schema.config import PatternConfig
 from patternsearch.timing.environment import describe_environment
@@ -40,7 +38,6 @@ PATTERNS = (
     BlockSparse(blocks=10, tile=128),
     VerticalSlashSpread(vertical=1000, diagonals=4, tile=128),
 )
-DENSE_KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 def build_model(num_layers, device, dtype, small):
@@ -137,21 +134,6 @@ def density_of(loaded, config, num_tokens):
     return float(density.mean()), float(density.max())
 
 
-def dense_rows(loaded, config, ids, repetitions):
-    if loaded.device.type != "cuda":
-        yield "sdpa", time_prefill(loaded.model, config, ids, run="dense", repetitions=repetitions)
-        return
-    for name, kernel in DENSE_KERNELS.items():
-        try:
-            with sdpa_kernel([kernel]):
-                yield (
-                    name,
-                    time_prefill(loaded.model, config, ids, run="dense", repetitions=repetitions),
-                )
-        except RuntimeError as error:
-            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="32768,131072")
@@ -177,23 +159,15 @@ def main():
     for n in map(int, arguments.lengths.split(",")):
         ids = torch.randint(0, loaded.identity.vocab_size, (1, n))
         mean, largest = density_of(loaded, config, n)
-        best = None
-        for name, row in dense_rows(loaded, config, ids, arguments.repetitions):
-            print(json.dumps({**head, "kernel": name, **row.model_dump()}), flush=True)
-            if best is None or row.total_ms < best[1].total_ms:
-                best = (name, row)
-        if best is None:
-            raise SystemExit(
-                f"no dense kernel runs at {n} tokens: there is nothing to compare with"
-            )
+        dense = time_dense_prefill(loaded.model, config, ids, repetitions=arguments.repetitions)
+        print(json.dumps({**head, **dense.model_dump()}), flush=True)
         sparse = time_prefill(
             loaded.model, config, ids, run="sparse", repetitions=arguments.repetitions
         )
-        print(json.dumps({**head, "kernel": "triton", "density": mean, **sparse.model_dump()}))
-        name, dense = best
+        print(json.dumps({**head, "density": mean, **sparse.model_dump()}))
         summary = {
             "num_tokens": n,
-            "dense_kernel": name,
+            "dense_kernel": dense.kernel,
             "density": mean,
             "largest_density": largest,
             "attention_speedup": dense.attention_ms / sparse.attention_ms,

@@ -8,7 +8,11 @@ from patternsearch.model.loading import adopt_model
 from patternsearch.patterns.candidates import AShape
 from patternsearch.runtime.attach import attach
 from patternsearch.runtime.mapping import compare_mapping
-from patternsearch.runtime.prefill_timing import time_prefill
+from patternsearch.runtime.prefill_timing import (
+    DENSE_KERNELS,
+    time_dense_prefill,
+    time_prefill,
+)
 from patternsearch.runtime.shadow import shadow
 from support.runtime import all_dense, config_for, random_ids
 from support.tiny_models import tiny_model
@@ -111,9 +115,11 @@ def test_shadow_changes_nothing(model, config):
 
 def test_prefill_time_is_split(model, config):
     ids = random_ids(2048)
-    dense = time_prefill(model, config, ids, run="dense")
+    dense = time_dense_prefill(model, config, ids)
     sparse = time_prefill(model, config, ids, run="sparse")
     assert dense.index_ms == 0 < sparse.index_ms
+    assert dense.kernel in DENSE_KERNELS
+    assert sparse.kernel == "triton"
     for row in (dense, sparse):
         parts = row.projection_ms + row.index_ms + row.attention_ms + row.other_ms
         assert parts == pytest.approx(row.total_ms, rel=0.3)

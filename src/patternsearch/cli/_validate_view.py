@@ -88,11 +88,12 @@ def evaluation_tables(report: "EvaluationReport") -> list[Any]:
     parts: list[Any] = []
     if report.task is not None:
         parts += task_tables(report.task)
-    names = ("tokens", "run", "total", "projection + RoPE", "index", "attention", "other")
-    table = plain_table("Prefill, milliseconds", *names, left=("run",))
+    names = ("tokens", "run", "kernel", "total", "proj. + RoPE", "index", "attention", "other")
+    table = plain_table("Prefill, milliseconds", *names, left=("run", "kernel"))
     for row in report.prefill:
         times = (row.total_ms, row.projection_ms, row.index_ms, row.attention_ms, row.other_ms)
-        table.add_row(str(row.num_tokens), row.run, *(f"{time:.1f}" for time in times))
+        numbers = (f"{time:.1f}" for time in times)
+        table.add_row(str(row.num_tokens), row.run, row.kernel, *numbers)
     parts.append(table)
     for pair in report.speedups():
         parts.append(

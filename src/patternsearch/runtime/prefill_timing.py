@@ -7,13 +7,14 @@ position: what a first token waits for.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patternsearch.errors import InputError
 from patternsearch.model.support import attention_modules
@@ -22,7 +23,13 @@ from patternsearch.runtime.phases import PhaseTimer
 from patternsearch.schema.config import PatternConfig
 from patternsearch.timing.table import TimingTable
 
-__all__ = ["PrefillTime", "time_prefill"]
+__all__ = ["DENSE_KERNELS", "PrefillTime", "time_dense_prefill", "time_prefill"]
+
+DENSE_KERNELS = {
+    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
+    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
+}
+"""torch's fast attention kernels on CUDA; left alone, torch does not always take the fastest."""
 
 _TOTAL, _ATTENTION_MODULE = "total", "attention module"
 
@@ -33,6 +40,10 @@ class PrefillTime(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run: Literal["dense", "sparse"]
+    kernel: str = Field(
+        description="attention of the run: of DENSE_KERNELS, `library` for what the model calls by "
+        "itself, or the backend of the sparse kernels"
+    )
     num_tokens: int
     total_ms: float
     projection_ms: float = Field(
@@ -54,6 +65,7 @@ def time_prefill(
     repetitions: int = 3,
     warm_up: int = 1,
     timings: TimingTable | None = None,
+    dense_kernel: str | None = None,
 ) -> PrefillTime:
     """Time prefills of one prompt.
 
@@ -65,6 +77,7 @@ def time_prefill(
         repetitions: timed runs.
         warm_up: runs before them, not counted; the first compiles.
         timings: this GPU's timing table, as for :func:`patternsearch.runtime.attach.attach`.
+        dense_kernel: of ``DENSE_KERNELS``, for a dense run; None leaves the choice to torch.
     """
     if repetitions < 1 or warm_up < 0:
         raise InputError(f"{repetitions} repetitions after {warm_up} warm-ups: at least 1 and 0")
@@ -72,9 +85,19 @@ def time_prefill(
     ids = token_ids.to(device)
     layers: list[int] | None = [] if run == "dense" else None
     rows: list[dict[str, float]] = []
-    with attach(
-        model, config, strict=False, min_length=1, layers=layers, timings=timings
-    ) as attachment:
+    forced = sdpa_kernel([DENSE_KERNELS[dense_kernel]]) if dense_kernel else nullcontext()
+    with (
+        forced,
+        attach(
+            model, config, strict=False, min_length=1, layers=layers, timings=timings
+        ) as attachment,
+    ):
+        if run == "dense":
+            kernel = dense_kernel or "library"
+        elif attachment.backend == "auto":
+            kernel = "triton" if device.type == "cuda" else "torch"
+        else:
+            kernel = attachment.backend
         for repetition in range(warm_up + repetitions):
             timer = PhaseTimer(device)
             attachment.phases = timer
@@ -83,11 +106,46 @@ def time_prefill(
             measured = timer.milliseconds()
             if repetition >= warm_up:
                 rows.append(measured)
-    return _split(rows, run, ids.shape[1])
+    return _split(rows, run, kernel, ids.shape[1])
+
+
+def time_dense_prefill(
+    model: Any,
+    config: PatternConfig,
+    token_ids: Tensor,
+    *,
+    repetitions: int = 3,
+    warm_up: int = 1,
+) -> PrefillTime:
+    """Time dense prefills of one prompt under each fast kernel; return the fastest.
+
+    A speed-up means little against a kernel that nobody has to use. Where none of them takes the
+    model (a mask, a head size), and off CUDA, the library's own choice is timed.
+    """
+    kernels: list[str | None] = []
+    if next(model.parameters()).device.type == "cuda":
+        kernels += DENSE_KERNELS
+    found: list[PrefillTime] = []
+    for kernel in (*kernels, None):
+        if kernel is None and found:
+            break
+        try:
+            found.append(
+                time_prefill(
+                    model, config, token_ids, run="dense", repetitions=repetitions,
+                    warm_up=warm_up, dense_kernel=kernel,
+                )
+            )  # fmt: skip
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if kernel is None:
+                raise
+    return min(found, key=lambda row: row.total_ms)
 
 
 def _split(
-    rows: list[dict[str, float]], run: Literal["dense", "sparse"], num_tokens: int
+    rows: list[dict[str, float]], run: Literal["dense", "sparse"], kernel: str, num_tokens: int
 ) -> PrefillTime:
     def median(*names: str) -> float:
         return float(np.median([sum(row.get(name, 0.0) for name in names) for row in rows]))
@@ -96,6 +154,7 @@ def _split(
     index, modules, total = median("index"), median(_ATTENTION_MODULE), median(_TOTAL)
     return PrefillTime(
         run=run,
+        kernel=kernel,
         num_tokens=num_tokens,
         total_ms=total,
         projection_ms=max(0.0, modules - index - attention),

@@ -16,7 +16,11 @@ from patternsearch.errors import InputError
 from patternsearch.model.loading import LoadedModel, load_model
 from patternsearch.progress import Progress, Silent
 from patternsearch.runtime.fit import compare_identity, structural
-from patternsearch.runtime.prefill_timing import PrefillTime, time_prefill
+from patternsearch.runtime.prefill_timing import (
+    PrefillTime,
+    time_dense_prefill,
+    time_prefill,
+)
 from patternsearch.schema.config import PatternConfig
 from patternsearch.schema.io import config_digest, load_config
 from patternsearch.timing.environment import describe_environment
@@ -187,18 +191,15 @@ def _prefills(
     for sample in judging.samples:
         first.setdefault(sample.length, sample)
     progress.start(_TASK, 2.0 * len(first), "prompts")
-    runs: tuple[Literal["dense", "sparse"], ...] = ("dense", "sparse")
     for length, sample in sorted(first.items()):
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
-        for run in runs:
-            yield time_prefill(
-                loaded.model,
-                config,
-                ids,
-                run=run,
-                repetitions=repetitions,
-                warm_up=_WARM_UP,
-                timings=timings,
-            )
-            progress.advance(_TASK, 1.0, f"{length} tokens, {run}")
+        yield time_dense_prefill(
+            loaded.model, config, ids, repetitions=repetitions, warm_up=_WARM_UP
+        )
+        progress.advance(_TASK, 1.0, f"{length} tokens, dense")
+        yield time_prefill(
+            loaded.model, config, ids, run="sparse", repetitions=repetitions, warm_up=_WARM_UP,
+            timings=timings,
+        )  # fmt: skip
+        progress.advance(_TASK, 1.0, f"{length} tokens, sparse")
     progress.finish(_TASK)
