@@ -162,9 +162,9 @@ def main():
         "num_kv_heads": num_kv_heads,
         "length": options.length,
         "dense_ms_per_layer": dense_ms,
+        "layers": rows,
         **total,
         "error": total["predicted_ms"] / total["measured_ms"] - 1.0,
-        "layers": rows,
     }
     text = json.dumps(result, indent=2)
     if options.output is not None:
