@@ -54,7 +54,13 @@ def test_time_is_split_and_adds_up(capsys, model, config):
 def test_quality_and_time_are_shown(capsys, model, config):
     outcome = run_program(capsys, "evaluate", model, "--config", config, "--repetitions", "1")
     assert outcome.code == 0, outcome.err
-    for word in ("Logits, dense against sparse", "perplexity", "proj. + RoPE", "library", "medians of 1"):
+    for word in (
+        "Logits, dense against sparse",
+        "perplexity",
+        "proj. + RoPE",
+        "library",
+        "medians of 1",
+    ):
         assert word in outcome.out
 
 
