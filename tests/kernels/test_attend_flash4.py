@@ -1,4 +1,5 @@
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -48,6 +49,71 @@ def test_flash4_says_what_is_missing(monkeypatch):
     q, k, v = random_layer(4, 2, 300, 64, dtype=torch.float16)
     with pytest.raises(EnvironmentLacks, match="flash-attn-4"):
         attend(q, k, v, scale=1.0, plan=plan_of(HEADS, 300), backend="flash4")
+
+
+@dataclass
+class Lists:
+    """The package's block-sparse arguments."""
+
+    mask_block_cnt: torch.Tensor
+    mask_block_idx: torch.Tensor
+    full_block_cnt: torch.Tensor
+    full_block_idx: torch.Tensor
+    block_size: tuple[int, int]
+
+
+def package(q, k, v, *, softmax_scale, mask_mod, block_sparse_tensors, return_lse, pack_gqa=None):
+    """What the package computes, by its own reading of its arguments.
+
+    Packed, which is its default under GQA, all query heads of a kv head read the first one's lists
+    unless the lists of partial tiles differ by head.
+    """
+    assert return_lse
+    lists = block_sparse_tensors
+    rows, tile = lists.block_size
+    _, n, heads, _ = q.shape
+    group = heads // k.shape[2]
+    if pack_gqa is None:
+        pack_gqa = group > 1
+    if pack_gqa and lists.mask_block_cnt.shape[1] != 1:
+        pack_gqa = False
+    i = torch.arange(n)
+    masks = []
+    for head in range(heads):
+        mask = torch.zeros(n, n, dtype=torch.bool)
+        own = head // group * group if pack_gqa else head
+        for u in range(-(-n // rows)):
+            here = slice(u * rows, (u + 1) * rows)
+            for counts, indices, partial in (
+                (lists.mask_block_cnt, lists.mask_block_idx, True),
+                (lists.full_block_cnt, lists.full_block_idx, False),
+            ):
+                at = min(own, counts.shape[1] - 1)
+                for tile_index in indices[0, at, u, : int(counts[0, at, u])].tolist():
+                    keys = slice(tile_index * tile, (tile_index + 1) * tile)
+                    whole = torch.ones_like(mask[here, keys])
+                    allowed = mask_mod(0, head, i[here, None], i[None, keys], None, None)
+                    assert not mask[here, keys].any(), "a tile is read twice"
+                    mask[here, keys] = whole & allowed if partial else whole
+        masks.append(mask)
+    out, lse = attend_reference(
+        *(x.transpose(1, 2) for x in (q, k, v)), scale=softmax_scale, mask=torch.stack(masks)
+    )
+    return out.transpose(1, 2), lse[None]
+
+
+@pytest.mark.parametrize("n", [1, 127, 128, 129, 700])
+def test_arguments_mean_the_masks_to_the_package(n, monkeypatch):
+    def causal(batch, head, q_index, kv_index, seqlen_info, aux_tensors):
+        return kv_index <= q_index
+
+    monkeypatch.setattr(flash4, "_library", lambda: (package, Lists, causal))
+    monkeypatch.setattr(flash4, "_runs_on", lambda device: True)
+    q, k, v = random_layer(4, 2, n, 64, dtype=torch.float16)
+    out, lse = attend(q, k, v, scale=0.125, plan=plan_of(HEADS, n), backend="flash4")
+    expected, expected_lse = attend_reference(q, k, v, scale=0.125, mask=masks_of(HEADS, n))
+    assert_close(out, expected, dtype=torch.float16, what="out")
+    assert_close(lse, expected_lse, dtype=torch.float16, what="lse")
 
 
 @pytest.mark.gpu

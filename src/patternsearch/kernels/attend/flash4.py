@@ -58,7 +58,7 @@ def attend_flash4(
             f"and {'gathers' if columns else 'no'} columns; use backend='triton'"
         )
     attention, tensors_type, causal = _library()
-    if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device)[0] not in (9, 10):
+    if not _runs_on(q.device):
         raise EnvironmentLacks(
             f"q is on {q.device}; flash4 needs a GPU of compute capability 9 or 10; "
             "use backend='triton' or 'torch'"
@@ -100,6 +100,10 @@ def full_tiles(part: TilePlan) -> tuple[Tensor, Tensor]:
     row_of_head = sorted(range(len(part.heads)), key=part.heads.__getitem__)
     rows = head_index(row_of_head, count.device).long()
     return (part.tile_count - 1)[rows], tiles[rows]
+
+
+def _runs_on(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @lru_cache(maxsize=1)
