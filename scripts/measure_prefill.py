@@ -14,11 +14,10 @@ import itertools
 import json
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from measure_scale import SHAPE, build_model
 
 from patternsearch.kernels.attend import build_plan
 from patternsearch.model.capture import run_with_capture
-from patternsearch.model.loading import adopt_model
 from patternsearch.model.tensor_parallel import rank_slices
 from patternsearch.patterns.candidates import (
     AShape,
@@ -40,29 +39,13 @@ PATTERNS = (
 )
 
 
-def build_model(num_layers, device, dtype, small):
-    size = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-            "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+def shape_of(small):
+    """An 8B model's shape with a language-model head of its own, or a toy's."""
+    shape = {**SHAPE, "max_position_embeddings": 131_072, "tie_word_embeddings": False}
     if small:
-        size |= {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-                 "num_key_value_heads": 2, "vocab_size": 512, "head_dim": 64}  # fmt: skip
-    config = LlamaConfig(
-        num_hidden_layers=num_layers,
-        max_position_embeddings=131072,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        tie_word_embeddings=False,
-        dtype=dtype,
-        **size,
-    )
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # model.to(dtype) would round the rotary frequencies
-    try:
-        with torch.device(device):
-            model = LlamaForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
-    return adopt_model(model)
+        shape |= {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "vocab_size": 512, "head_dim": 64}  # fmt: skip
+    return shape
 
 
 def config_for(loaded):
@@ -143,7 +126,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     dtype = torch.bfloat16 if arguments.device != "cpu" else torch.float32
-    loaded = build_model(arguments.layers, arguments.device, dtype, arguments.small)
+    loaded = build_model(shape_of(arguments.small), arguments.layers, arguments.device, dtype)
     config = config_for(loaded)
     facts = describe_environment()
     head = {

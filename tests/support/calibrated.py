@@ -38,12 +38,12 @@ def snapshot(output):
     return files
 
 
-class InterruptAfter:
-    """A progress that raises at the k-th layer, as Ctrl-C or a crash would."""
+class At:
+    """A progress that does something at the k-th layer."""
 
-    def __init__(self, layers, error=KeyboardInterrupt):
+    def __init__(self, layers, action):
         self.layers = layers
-        self.error = error
+        self.action = action
 
     def start(self, task, total, unit):
         pass
@@ -52,7 +52,18 @@ class InterruptAfter:
         if task == "calibrate":
             self.layers -= 1
             if self.layers == 0:
-                raise self.error
+                self.action()
 
     def finish(self, task):
         pass
+
+
+class InterruptAfter(At):
+    """A progress that raises at the k-th layer, as Ctrl-C does."""
+
+    def __init__(self, layers):
+        super().__init__(layers, self.interrupt)
+
+    @staticmethod
+    def interrupt():
+        raise KeyboardInterrupt

@@ -9,40 +9,7 @@ import pytest
 
 from patternsearch.errors import PatternsearchError
 from patternsearch.schema.scores import scores_folder_of
-from support.calibrated import run_tiny, snapshot
-from support.tiny_models import tiny_model_dir
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(model, tmp_path_factory):
-    output = tmp_path_factory.mktemp("undisturbed") / "c.yaml"
-    run_tiny(model, output)
-    return output
-
-
-class At:
-    """A progress that does something at the k-th layer."""
-
-    def __init__(self, layers, action):
-        self.layers = layers
-        self.action = action
-
-    def start(self, task, total, unit):
-        pass
-
-    def advance(self, task, amount, note=""):
-        if task == "calibrate":
-            self.layers -= 1
-            if self.layers == 0:
-                self.action()
-
-    def finish(self, task):
-        pass
+from support.calibrated import At, run_tiny, snapshot
 
 
 def mount(*arguments):

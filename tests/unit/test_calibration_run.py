@@ -39,18 +39,6 @@ def part_of(output, index):
     return path
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(model, tmp_path_factory):
-    output = tmp_path_factory.mktemp("undisturbed") / "c.yaml"
-    run_tiny(model, output)
-    return output
-
-
 def copy_of(output, target):
     shutil.copy(output, target)
     shutil.copytree(scores_folder_of(output).root, scores_folder_of(target).root)

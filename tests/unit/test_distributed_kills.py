@@ -9,22 +9,9 @@ import pytest
 from patternsearch.schema.scores import scores_folder_of
 from support.calibrated import run_tiny, snapshot
 from support.forked_ranks import Nursery
-from support.tiny_models import tiny_model_dir
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def alone(model, tmp_path_factory):
-    output = tmp_path_factory.mktemp("alone") / "c.yaml"
-    run_tiny(model, output)
-    return output
-
-
-def kills(model, alone, folder, wanted):
+def kills(model, undisturbed, folder, wanted):
     """Kill `wanted` runs while both ranks live; resume each, over two ranks and over one."""
     random = np.random.default_rng(0)
     done, moments = 0, []
@@ -49,21 +36,21 @@ def kills(model, alone, folder, wanted):
                 nursery.complete(nursery.start(model, output))
             else:
                 run_tiny(model, output)
-            assert snapshot(output) == snapshot(alone), attempt
+            assert snapshot(output) == snapshot(undisturbed), attempt
     return done, moments
 
 
-def test_two_forked_ranks_write_the_files_of_one(model, alone, tmp_path):
+def test_two_forked_ranks_write_the_files_of_one(model, undisturbed, tmp_path):
     with Nursery() as nursery:
         nursery.complete(nursery.start(model, tmp_path / "c.yaml"))
-    assert snapshot(tmp_path / "c.yaml") == snapshot(alone)
+    assert snapshot(tmp_path / "c.yaml") == snapshot(undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_fifty_kills_of_both_ranks_lose_nothing(model, alone, tmp_path):
+def test_fifty_kills_of_both_ranks_lose_nothing(model, undisturbed, tmp_path):
     wanted = int(os.environ.get("PATTERNSEARCH_KILLS", "50"))
-    done, moments = kills(model, alone, tmp_path, wanted)
+    done, moments = kills(model, undisturbed, tmp_path, wanted)
     print(f"{done} kills, finished parts at each: {np.bincount(moments).tolist()}")
     assert done == wanted
     assert len(set(moments)) > 2 or wanted < 10  # early and late

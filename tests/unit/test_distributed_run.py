@@ -18,20 +18,7 @@ from patternsearch.errors import EnvironmentLacks, InputError
 from patternsearch.schema.io import load_config
 from patternsearch.schema.scores import MASS_COLUMNS, scores_folder_of
 from support.calibrated import run_tiny, snapshot
-from support.tiny_models import tiny_model_dir
 from support.torchrun import start_calibrate
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def alone(model, tmp_path_factory):
-    output = tmp_path_factory.mktemp("alone") / "c.yaml"
-    run_tiny(model, output)
-    return output
 
 
 def complete(process, *, code=0):
@@ -40,10 +27,10 @@ def complete(process, *, code=0):
     return out, err
 
 
-def test_two_processes_write_the_files_of_one(model, alone, tmp_path):
+def test_two_processes_write_the_files_of_one(model, undisturbed, tmp_path):
     output = tmp_path / "c.yaml"
     _, err = complete(start_calibrate(model, output, "--log-json", processes=2))
-    assert snapshot(output) == snapshot(alone)
+    assert snapshot(output) == snapshot(undisturbed)
     # Only the leader talks, and it counts the work of both.
     advances = [line for line in err.splitlines() if '"advance"' in line]
     assert '"event": "end", "task": "calibrate"' in err
@@ -57,10 +44,10 @@ def test_two_processes_write_the_files_of_one(model, alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes_write_the_files_of_one(model, alone, tmp_path):
+def test_four_processes_write_the_files_of_one(model, undisturbed, tmp_path):
     output = tmp_path / "c.yaml"
     complete(start_calibrate(model, output, processes=4))
-    assert snapshot(output) == snapshot(alone)
+    assert snapshot(output) == snapshot(undisturbed)
 
 
 def scores_of(output):
@@ -69,23 +56,23 @@ def scores_of(output):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_tensor_parallel_ranks_fill_global_heads(model, alone, tmp_path, processes):
+def test_tensor_parallel_ranks_fill_global_heads(model, undisturbed, tmp_path, processes):
     output = tmp_path / "c.yaml"
     complete(start_calibrate(model, output, "--tp-ranks", 2, processes=processes))
-    ours, theirs = scores_of(output), scores_of(alone)
+    ours, theirs = scores_of(output), scores_of(undisturbed)
     exact = [name for name in theirs if name not in (*MASS_COLUMNS, "mass_logical")]
     pd.testing.assert_frame_equal(ours[exact], theirs[exact])
     for name in (*MASS_COLUMNS, "mass_logical"):
         np.testing.assert_allclose(ours[name].to_numpy(float), theirs[name].to_numpy(float),
                                    atol=1e-4)  # fmt: skip
-    prints, expected = load_config(output).fingerprints, load_config(alone).fingerprints
+    prints, expected = load_config(output).fingerprints, load_config(undisturbed).fingerprints
     assert prints is not None
     assert expected is not None
     np.testing.assert_allclose(prints.values, expected.values, atol=2e-5)
 
 
 @pytest.mark.slow
-def test_dead_rank_ends_the_run_which_then_resumes(model, alone, tmp_path):
+def test_dead_rank_ends_the_run_which_then_resumes(model, undisturbed, tmp_path):
     output = tmp_path / "c.yaml"
     process = start_calibrate(model, output, processes=2)
     scores = scores_folder_of(output).scores
@@ -99,7 +86,7 @@ def test_dead_rank_ends_the_run_which_then_resumes(model, alone, tmp_path):
     assert process.returncode != 0
     assert time.monotonic() - killed < 60
     complete(start_calibrate(model, output, processes=2))
-    assert snapshot(output) == snapshot(alone)
+    assert snapshot(output) == snapshot(undisturbed)
 
 
 def is_running(pid):
@@ -128,7 +115,7 @@ def test_ranks_of_a_dead_launcher_end_with_it(model, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_kills_at_random_moments_of_two_ranks_lose_nothing(model, alone, tmp_path):
+def test_kills_at_random_moments_of_two_ranks_lose_nothing(model, undisturbed, tmp_path):
     random = np.random.default_rng(0)
     for attempt in range(int(os.environ.get("PATTERNSEARCH_KILLS", "10"))):
         output = tmp_path / str(attempt) / "c.yaml"
@@ -144,7 +131,7 @@ def test_kills_at_random_moments_of_two_ranks_lose_nothing(model, alone, tmp_pat
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         run_tiny(model, output)
-        assert snapshot(output) == snapshot(alone), attempt
+        assert snapshot(output) == snapshot(undisturbed), attempt
 
 
 def test_bad_input_is_said_once_and_ends_all(model, tmp_path):

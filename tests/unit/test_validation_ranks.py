@@ -15,9 +15,7 @@ from patternsearch.schema.config import Fingerprints
 from patternsearch.validation import api
 from patternsearch.validation.api import ValidationRequest, validate_on_ranks
 from patternsearch.validation.ranks import copied_ranks, entries_read
-from support.calibrated import run_tiny
 from support.rank_faults import FAULTS
-from support.tiny_models import tiny_model_dir
 from support.torchrun import environment
 
 ROOT = Path(__file__).parents[2]
@@ -90,18 +88,6 @@ def test_alone_is_a_deployment_of_one_rank():
         validate_on_ranks(ValidationRequest(config=Path("c.yaml"), model="m", tp_size=2))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def config(model, tmp_path_factory):
-    output = tmp_path_factory.mktemp("config") / "c.yaml"
-    run_tiny(model, output)
-    return output
-
-
 FINDINGS = {
     "none": [],
     "entries": ["rank 1 of 2 reads heads 0–1 instead of 2–3"],
@@ -111,10 +97,10 @@ FINDINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_running_ranks_name_a_wrong_offset(model, config, fault):
+def test_running_ranks_name_a_wrong_offset(model, undisturbed, fault):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     program = ["--nproc-per-node", "2", str(ROOT / "tests" / "support" / "rank_faults.py"), fault]
-    command = ["validate", str(config), str(model), "--level", "mapping", "--tp-size", "2"]
+    command = ["validate", str(undisturbed), str(model), "--level", "mapping", "--tp-size", "2"]
     run = subprocess.run(
         [*launcher, *program, *command, "--device", "cpu", "--json"],
         capture_output=True,

@@ -5,12 +5,12 @@ from typing import Any
 
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team
+from patternsearch.calibration.loading import load_for_team
 from patternsearch.calibration.loop import Meter, rank_report, score_share
 from patternsearch.calibration.request import CalibrationRequest
 from patternsearch.calibration.shares import share_of
 from patternsearch.calibration.store import ScoresStore
 from patternsearch.model.fingerprints import fingerprint_heads
-from patternsearch.model.loading import load_model
 from patternsearch.patterns.grids import Grid
 from patternsearch.progress import Silent
 from patternsearch.schema.scores import scores_folder_of
@@ -36,17 +36,7 @@ def follow(request: CalibrationRequest, team: Team) -> None:
     team.share("checked")
     clock = PhaseClock()
     with clock.phase("load"):
-        loaded = load_model(
-            request.model,
-            device=team.device(request.device),
-            dtype=request.dtype,
-            trust_remote_code=request.trust_remote_code,
-            allow_pickle=request.allow_pickle,
-            offline=request.offline,
-            require_tokenizer=False,
-            digests=False,
-            tensor_parallel=team.tp_size,
-        )
+        loaded = load_for_team(request, team, leads=False)
     clock.device = loaded.device
     plan: dict[str, Any] = team.share("plan")
     scorer = LayerScorer(

@@ -19,6 +19,7 @@ from patternsearch._version import __version__
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team
 from patternsearch.calibration.estimate import WorkEstimate, estimate_work, sample_work
+from patternsearch.calibration.loading import load_for_team
 from patternsearch.calibration.lock import exclusive
 from patternsearch.calibration.loop import Meter, rank_report, score_share
 from patternsearch.calibration.plan import ResolvedRecipe, resolve
@@ -29,7 +30,7 @@ from patternsearch.calibration.shares import balanced_order, share_of
 from patternsearch.calibration.store import ScoresStore
 from patternsearch.errors import InputError, PatternsearchError
 from patternsearch.model.fingerprints import fingerprint_heads
-from patternsearch.model.loading import LoadedModel, load_model
+from patternsearch.model.loading import LoadedModel
 from patternsearch.patterns.grids import Grid
 from patternsearch.progress import Progress, Silent
 from patternsearch.schema.config import Calibration, Provenance, SampleRecord
@@ -150,16 +151,7 @@ def _run(
         row_seed=inputs.resolved.seed,
     )
     with clock.phase("load"):
-        loaded = load_model(
-            request.model,
-            device=team.device(request.device),
-            dtype=request.dtype,
-            trust_remote_code=request.trust_remote_code,
-            allow_pickle=request.allow_pickle,
-            offline=request.offline,
-            tensor_parallel=team.tp_size,
-            progress=progress,
-        )
+        loaded = load_for_team(request, team, leads=True, progress=progress)
     clock.device = loaded.device
     extrapolated = _check_positions(inputs.lengths, loaded, allowed=request.allow_extrapolation)
     store = ScoresStore(folder, _score_request(inputs, loaded, scorer_backend))

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any, Literal
 
 from patternsearch.errors import EnvironmentLacks, ModelError, UnsupportedModel
-from patternsearch.model.library_errors import one_line
+from patternsearch.model.load_errors import one_line
 from patternsearch.model.rope import rope_of
 from patternsearch.model.sources import ModelSource, resolve_model
 from patternsearch.model.support import (

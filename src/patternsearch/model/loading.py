@@ -18,7 +18,7 @@ from patternsearch.model.identity import (
     identify,
     read_config,
 )
-from patternsearch.model.library_errors import one_line
+from patternsearch.model.load_errors import one_line
 from patternsearch.model.rope import check_rope_exact
 from patternsearch.model.sources import ModelSource, resolve_model
 from patternsearch.model.support import check_supported, check_supported_modules

@@ -79,11 +79,7 @@ def execution_on(table: TimingTable, device: torch.device) -> Execution:
             "launch settings belong to that GPU; run `patternsearch bench` here, or leave timings "
             "out"
         )
-    if not table.is_of_these_kernels:
-        raise TimingError(
-            f"the timing table of {table.device} was measured with other kernels than these: "
-            "measure again with `patternsearch bench`, or leave timings out"
-        )
+    table.require_these_kernels()
     installed = {OWN_DENSE}
     for backend in dense_backends(device):
         installed.add(backend.name)

@@ -36,7 +36,6 @@ from patternsearch.timing.table import (
     Operation,
     TimingRow,
     TimingTable,
-    kernel_digest,
     load_timings,
 )
 
@@ -61,12 +60,7 @@ def load_time_model(path: str | os.PathLike[str], *, dtype: str, head_dim: int) 
             measured with other kernels than this installation's.
     """
     table = load_timings(path)
-    if not table.is_of_these_kernels:
-        raise TimingError(
-            f"{path}: measured with kernels {table.kernel_sha256[:12]}…, this installation has "
-            f"{kernel_digest()[:12]}…: their times may differ; measure again with `patternsearch "
-            f"bench -o {path}` on the GPU that will serve"
-        )
+    table.require_these_kernels()
     return TimeModel(table, dtype=dtype, head_dim=head_dim)
 
 
@@ -81,7 +75,6 @@ class TimeModel:
     Attributes:
         device: the measured GPU.
         sha256: digest of the table.
-        is_of_these_kernels: the table was measured with the kernels of this installation.
 
     Raises:
         TimingError: the table has no rows for this dtype and head_dim.
@@ -108,7 +101,6 @@ class TimeModel:
             )
         self.device: str | None = table.device
         self.sha256: str | None = table.sha256
-        self.is_of_these_kernels = table.is_of_these_kernels
         self._shape = f"{dtype} head_dim {head_dim}"
         self._curves = _fit(rows)
         self._sampled: dict[_Key, set[int]] = defaultdict(set)

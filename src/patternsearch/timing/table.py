@@ -184,6 +184,20 @@ class TimingTable(_Part):
         """Whether the table was measured with the kernels of this installation."""
         return self.kernel_sha256 == kernel_digest()
 
+    def require_these_kernels(self) -> None:
+        """Refuse a table that other kernels than this installation's were measured for.
+
+        Raises:
+            TimingError: naming both digests.
+        """
+        if not self.is_of_these_kernels:
+            raise TimingError(
+                f"the timing table of {self.device} was measured with kernels "
+                f"{self.kernel_sha256[:12]}…, this installation has {kernel_digest()[:12]}…: other "
+                "kernels take other times; measure again with `patternsearch bench` on the GPU "
+                "that will serve, or leave the table out"
+            )
+
 
 def sealed(**parts: object) -> TimingTable:
     """Build a table from all its parts but the digest."""
