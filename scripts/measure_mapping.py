@@ -3,7 +3,8 @@
     python scripts/measure_mapping.py MODEL [--device cuda] [--cache prints.json]
     python scripts/measure_mapping.py MODEL --device cuda --cache prints.json --collect-only
 
-The second form is all that needs the device; the first, given its cache, does the rest anywhere.
+The second form is all that needs the device; the first, given its cache and no device, does the
+rest anywhere.
 Prints the tables of docs/validation.md. Fingerprints are computed once per variant of the model;
 faults that only move heads are planted on fingerprints, the others (weight noise, a wrong GQA map)
 in the model.
@@ -55,31 +56,40 @@ def fingerprint(loaded, *, attention=causal_attention, kv_map=None):
     return np.stack([values[layer] for layer in sorted(values)])
 
 
-def collect(model, device):
-    """Return {variant: fingerprints} and the identity."""
+def collect(model, device, prints, device_only):
+    """Add the missing fingerprints to {variant: fingerprints}; return the identity.
+
+    `device_only`: the reference and the device's variants, which need the device.
+    """
     loaded = load_model(
         model, device="cpu", dtype="float32", digests=False, require_tokenizer=False
     )
     identity = loaded.identity
-    prints = {"float32, CPU, sdpa": fingerprint(loaded)}
-    prints["float32, CPU, chunked"] = fingerprint(loaded, attention=chunked)
-    group = identity.num_query_heads // identity.num_kv_heads
-    if group > 1:
-        wrong = torch.arange(identity.num_query_heads) % identity.num_kv_heads
-        prints["kv map h % Hkv"] = fingerprint(loaded, kv_map=wrong)
-    weights = {n: p.detach().clone() for n, p in loaded.model.named_parameters() if p.ndim == 2}
-    for level, seed in itertools.product(NOISE[1:], range(NOISE_SEEDS)):
-        generator = torch.Generator().manual_seed(seed)
+
+    def add(name, where=loaded, **options):
+        if name not in prints:
+            prints[name] = fingerprint(where, **options).tolist()
+
+    add("float32, CPU, sdpa")
+    if not device_only:
+        add("float32, CPU, chunked", attention=chunked)
+        group = identity.num_query_heads // identity.num_kv_heads
+        if group > 1:
+            wrong = torch.arange(identity.num_query_heads) % identity.num_kv_heads
+            add("kv map h % Hkv", kv_map=wrong)
+        weights = {n: p.detach().clone() for n, p in loaded.model.named_parameters() if p.ndim == 2}
+        for level, seed in itertools.product(NOISE[1:], range(NOISE_SEEDS)):
+            generator = torch.Generator().manual_seed(seed)
+            for name, parameter in loaded.model.named_parameters():
+                if name in weights:
+                    step = torch.randn(parameter.shape, generator=generator)
+                    parameter.data.copy_(weights[name] + level * weights[name].std() * step)
+            add(f"noise {level:g}, seed {seed}")
         for name, parameter in loaded.model.named_parameters():
             if name in weights:
-                step = torch.randn(parameter.shape, generator=generator)
-                parameter.data.copy_(weights[name] + level * weights[name].std() * step)
-        prints[f"noise {level:g}, seed {seed}"] = fingerprint(loaded)
-    for name, parameter in loaded.model.named_parameters():
-        if name in weights:
-            parameter.data.copy_(weights[name])
-    del weights
-    for where in dict.fromkeys(("cpu", device)):
+                parameter.data.copy_(weights[name])
+        del weights
+    for where in (device,) if device_only else dict.fromkeys(("cpu", device)):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             if (where, dtype) == ("cpu", torch.float32):
                 continue
@@ -87,9 +97,9 @@ def collect(model, device):
                 loaded, model=loaded.model.to(where, dtype), dtype=dtype, device=torch.device(where)
             )
             name = f"{str(dtype).removeprefix('torch.')}, {where.upper()}"
-            prints[f"{name}, sdpa"] = fingerprint(moved)
-            prints[f"{name}, chunked"] = fingerprint(moved, attention=chunked)
-    return {name: values.tolist() for name, values in prints.items()}, identity
+            add(f"{name}, sdpa", moved)
+            add(f"{name}, chunked", moved, attention=chunked)
+    return identity
 
 
 def as_prints(values):
@@ -198,18 +208,17 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path)
-    parser.add_argument("--collect-only", action="store_true", help="no faults, only variants")
+    parser.add_argument(
+        "--collect-only", action="store_true", help="only the device's variants, no faults"
+    )
     arguments = parser.parse_args()
     start = time.perf_counter()
+    prints = {}
     if arguments.cache and arguments.cache.exists():
-        from patternsearch.model.identity import describe_model
-
         prints = json.loads(arguments.cache.read_text())
-        identity = describe_model(arguments.model, weights=False)
-    else:
-        prints, identity = collect(arguments.model, arguments.device)
-        if arguments.cache:
-            arguments.cache.write_text(json.dumps(prints))
+    identity = collect(arguments.model, arguments.device, prints, arguments.collect_only)
+    if arguments.cache:
+        arguments.cache.write_text(json.dumps(prints))
     measurement = Measurement(prints, identity)
     measurement.variants()
     if not arguments.collect_only:
