@@ -1,9 +1,8 @@
-"""Column sums of sampled rows in Triton against the PyTorch path."""
+"""Masses of sampled rows in Triton against the PyTorch path."""
 
 import pytest
 import torch
 
-from patternsearch.kernels.score.sampled import unit_column_sums
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -12,101 +11,99 @@ from patternsearch.patterns.candidates import (
 )
 from patternsearch.patterns.row_sampling import sample_rows
 from patternsearch.scoring.engine import LayerScorer
+from patternsearch.scoring.sampled_rows import sampled_in_torch, sampled_on_cuda
 from patternsearch.scoring.vertical_slash import prepare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def sums_of(q, k, units, lse, backend):
-    n = q.shape[2]
-    whole = torch.zeros(q.shape[1], len(units), -(-n // 64) * 64, device=q.device)
-    for piece in unit_column_sums(q, k, scale=0.3, lse=lse, units=units, backend=backend):
-        flat = piece.sums.transpose(1, 2).flatten(2)
-        whole[piece.heads, piece.units, : flat.shape[2]] = flat
-    return whole
-
-
-def units_of(n, unit_rows, monkeypatch):
+def sample_of(n, unit_rows, monkeypatch):
     """A sample of units of so many rows, partial ones among them."""
     import patternsearch.patterns.row_sampling as module
 
     monkeypatch.setattr(module, "MIN_ROWS", 1)
     monkeypatch.setattr(module, "_unit_rows", lambda n, fraction: unit_rows)
-    return sample_rows(n, 1 / 4, 0).units
+    return sample_rows(n, 1 / 4, 0)
+
+
+def lse_of(q, k, scale):
+    n, group = q.shape[2], q.shape[1] // k.shape[1]
+    keys = k[0].float().repeat_interleave(group, 0)
+    lse = torch.empty(q.shape[1], n, device=q.device)
+    key = torch.arange(n, device=q.device)
+    for first in range(0, n, 1024):
+        rows = key[first : first + 1024]
+        logits = torch.einsum("hid,hjd->hij", q[0, :, rows].float(), keys) * scale
+        lse[:, rows] = logits.masked_fill(key > rows[:, None], -torch.inf).logsumexp(-1)
+    return lse
+
+
+SPREAD = [(t, v, s) for t in (64, 128) for v in (4, 40, 300) for s in (1, 2, 3, 5, 8)]
+LAST_Q = [(64, v, 10 * s) for v in (8, 32, 200) for s in (1, 2, 4)]
+FEW = [(128, 1, 1), (64, 1, 1)]
+MANY = [(64, v, 2) for v in range(1, 50)] + [(128, v, 3) for v in range(20, 40)]
 
 
 @pytest.mark.parametrize(
-    ("n", "num_heads", "num_kv", "d", "dtype", "unit_rows"),
+    ("n", "num_heads", "num_kv", "d", "dtype", "unit_rows", "spread", "last_q"),
     [
-        (1, 2, 1, 64, torch.float32, 8),
-        (63, 2, 2, 80, torch.float32, 4),
-        (200, 4, 2, 64, torch.float16, 16),
-        (515, 3, 1, 96, torch.float16, 8),
-        (330, 2, 1, 256, torch.float32, 32),
-        (500, 2, 1, 64, torch.float32, 64),
+        (1, 2, 1, 64, torch.float32, 8, FEW, []),
+        (1, 2, 1, 64, torch.float16, 4, [], FEW[1:]),
+        (63, 2, 2, 80, torch.float32, 4, FEW, LAST_Q),
+        (200, 4, 2, 64, torch.float16, 16, SPREAD, LAST_Q[:1]),
+        (515, 3, 1, 96, torch.float16, 8, SPREAD, []),
+        (515, 2, 1, 64, torch.float32, 4, MANY, LAST_Q),
+        (330, 2, 1, 256, torch.float16, 32, SPREAD, []),
+        (500, 2, 1, 64, torch.float32, 64, [], []),
         *(
-            pytest.param(9000, 8, 2, 128, torch.bfloat16, rows, marks=pytest.mark.gpu)
-            for rows in (4, 8, 16, 32, 64)
+            pytest.param(
+                9000, 8, 2, 128, dtype, rows, SPREAD, LAST_Q, marks=pytest.mark.gpu
+            )
+            for dtype, rows in [
+                (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.float16, 8),
+                (torch.bfloat16, 32), (torch.bfloat16, 64), (torch.float32, 4),
+            ]
+        ),
+        pytest.param(
+            9000, 6, 2, 80, torch.bfloat16, 4, MANY, LAST_Q, marks=pytest.mark.gpu
+        ),
+        pytest.param(
+            9000, 2, 2, 256, torch.bfloat16, 4, SPREAD, LAST_Q, marks=pytest.mark.gpu
         ),
     ],
-)
-def test_triton_equals_torch(n, num_heads, num_kv, d, dtype, unit_rows, monkeypatch):
-    import patternsearch.kernels.score.triton_sampled as module
-
-    monkeypatch.setattr(module, "_SUMS_ELEMENTS", 2**14 if n < 1000 else 2**24)
+)  # fmt: skip
+def test_kernel_equals_torch(
+    n, num_heads, num_kv, d, dtype, unit_rows, spread, last_q, monkeypatch
+):
     generator = torch.Generator().manual_seed(n)
     q = torch.randn(1, n, num_heads, d, generator=generator).to(DEVICE, dtype).transpose(1, 2)
     k = torch.randn(1, n, num_kv, d, generator=generator).to(DEVICE, dtype).transpose(1, 2)
-    logits = torch.einsum(
-        "hid,hjd->hij", q[0].float(), k[0].float().repeat_interleave(num_heads // num_kv, 0)
-    )
-    hidden = torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1)
-    lse = (logits * 0.3).masked_fill(hidden, -torch.inf).logsumexp(-1)
-    units = units_of(n, unit_rows, monkeypatch)
-    ours = sums_of(q, k, units, lse, "triton")
-    theirs = sums_of(q, k, units, lse, "torch")
+    lse = lse_of(q, k, 0.3)
+    sample = sample_of(n, unit_rows, monkeypatch)
+    columns = torch.rand(num_heads, n, generator=generator).to(DEVICE)
+    extents = torch.rand(num_heads, n, generator=generator).to(DEVICE)
+    indices = []
+    for tile in dict.fromkeys(tile for tile, *_ in spread):
+        chosen = [
+            VerticalSlashSpread(vertical=v, diagonals=s, tile=tile) for t, v, s in spread
+            if t == tile
+        ]  # fmt: skip
+        scores = extents[:, : -(-n // tile)]
+        indices.append(prepare(chosen, range(len(chosen)), columns, scores, "patternsearch"))
+    for consumer in ("minference", "patternsearch") if last_q else ():
+        chosen = [VerticalSlashLastQ(vertical=v, slash=s, tile=64) for _, v, s in last_q]
+        indices.append(prepare(chosen, range(len(chosen)), columns, extents, consumer))
+    arguments = {"scale": 0.3, "lse": lse, "sample": sample}
+    ours, ours_missed = sampled_on_cuda(indices, q, k, **arguments)
+    again, again_missed = sampled_on_cuda(indices, q, k, **arguments)
+    theirs, theirs_missed = sampled_in_torch(indices, q, k, **arguments)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("kind", ["spread 64", "spread 128", "last_q"])
-@pytest.mark.parametrize(
-    ("n", "budgets"),
-    [
-        (1, ((1, 1),)),
-        (200, ((8, 1), (32, 2), (200, 4))),
-        (515, tuple((v, s) for v in (4, 40, 300) for s in (1, 2, 3, 5, 8))),
-        pytest.param(
-            9000, tuple((v, s) for v in (64, 1000) for s in (2, 16)), marks=pytest.mark.gpu
-        ),
-    ],
-)
-def test_missed_on_cuda_equals_torch(n, budgets, kind, monkeypatch):
-    generator = torch.Generator().manual_seed(n)
-    heads, name = 3, kind.split()[0]
-    units = units_of(n, 16, monkeypatch)
-    tiles = -(-n // 64)
-    first_row = torch.tensor([unit.start for unit in units], device=DEVICE)
-    sums = torch.rand(heads, tiles, len(units), 64, generator=generator).to(DEVICE)
-    key = torch.arange(tiles * 64, device=DEVICE).view(tiles, 1, 64)
-    row = torch.tensor([unit[-1] for unit in units], device=DEVICE)[:, None]
-    sums = torch.where(key <= row, sums, 0.0)
-    if name == "spread":
-        tile = int(kind.split()[1])
-        candidates = [VerticalSlashSpread(vertical=v, diagonals=s, tile=tile) for v, s in budgets]
-        entries = -(-n // tile)
-    else:
-        candidates = [VerticalSlashLastQ(vertical=v, slash=10 * s, tile=64) for v, s in budgets]
-        entries = n
-    columns = torch.rand(heads, n, generator=generator).to(DEVICE)
-    extents = torch.rand(heads, entries, generator=generator).to(DEVICE)
-    index = prepare(candidates, range(len(budgets)), columns, extents, None)
-    some = slice(1, 3)
-    left_out = index.left_out(some, tiles)
-    by_columns = torch.matmul(sums[some], left_out)
-    theirs = index.missed_by_unit(sums[some], left_out, by_columns, some, first_row)
-    ours = index.missed_on_cuda(sums[some].contiguous(), some, first_row)
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
+    assert torch.equal(ours, again)
+    assert len(ours_missed) == len(theirs_missed) == len(indices)
+    for mine, other, repeated in zip(ours_missed, theirs_missed, again_missed, strict=True):
+        torch.testing.assert_close(mine, other, atol=tolerance, rtol=tolerance)
+        assert torch.equal(mine, repeated)
 
 
 def test_sampled_scores_are_those_of_torch(monkeypatch):

@@ -152,7 +152,9 @@ def test_correction_by_what_is_known_leaves_the_estimate_unbiased():
         sample = draw(two)
         mine = values[..., torch.from_numpy(sample.first_row)]
         plain.append(SampledRegions(sample, mine.device).sum(mine)[..., :2])
-        both = SampledRegions(sample, mine.device, known).sum(mine)
+        regions = SampledRegions(sample, mine.device)
+        regions.know(known)
+        both = regions.sum(mine)
         corrected.append(both[..., :2])
         variances.append(both[..., 4:6])
     for estimates in (plain, corrected):
@@ -166,7 +168,9 @@ def test_correction_makes_a_line_exact():
     known = torch.rand(1, 11, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = 0.2 + 0.7 * known.transpose(1, 2)
     sample = draw([(0, 3), (1, 2)])
-    ours = SampledRegions(sample, known.device, known).sum(values[..., sample.first_row])
+    regions = SampledRegions(sample, known.device)
+    regions.know(known)
+    ours = regions.sum(values[..., sample.first_row])
     truth = torch.stack([values[..., :5].sum(-1), values[..., 5:].sum(-1)], -1)
     torch.testing.assert_close(ours[..., :2], truth, atol=1e-2, rtol=0)
     assert ours[..., 4:].max() < 1e-4

@@ -103,52 +103,58 @@ class SampledRegions:
     strata; that of the even strata serves the odd ones and the other way round, so it does not
     depend on the draw that it corrects, and the estimate stays unbiased.
 
+    Made before the kernels that it waits for are launched, it costs a GPU no time: its tables are
+    laid out on the host.
+
     Args:
         sample: which rows were scored.
         device: of the tensors.
-        known: float32 [Hq, n, K], known of every row; None for nothing.
     """
 
-    def __init__(
-        self, sample: RowSample, device: torch.device, known: Tensor | None = None
-    ) -> None:
-        def tensor(values: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(values.astype(np.float64)).to(device)
-
+    def __init__(self, sample: RowSample, device: torch.device) -> None:
         assert sample.chosen.max() <= 2, "a stratum gives at most two units"
         numbers = np.arange(len(sample.sizes))
         first = np.searchsorted(sample.stratum, numbers, side="left")
         last = np.searchsorted(sample.stratum, numbers, side="right") - 1
-        self._pairs = torch.from_numpy(np.stack([first, last])).to(device)
-        in_region = sample.stratum_region[:, None] == np.arange(NUM_REGIONS)
-        self._in_region = tensor(in_region)
-        self._size = tensor(sample.sizes[:, None] * in_region)
+        in_region = (sample.stratum_region[:, None] == np.arange(NUM_REGIONS)).astype(np.float64)
+        weights = sample.variance_weights
+        self._pairs = _on_device(np.stack([first, last]), device)
+        self._in_region = _on_device(in_region, device)
+        self._size = _on_device(sample.sizes[:, None] * in_region, device)
         # The squared deviations from the mean of a pair add up to half its squared difference.
-        self._variance = tensor(sample.variance_weights[:, None] * in_region / 2)
+        self._variance = _on_device(weights[:, None] * in_region / 2, device)
+        self.unit_rows = _on_device(sample.num_rows, device)
+        """int64 [units], rows of each."""
         self._known: tuple[Tensor, Tensor, Tensor] | None = None
-        if known is not None and sample.variance_weights.any():
-            self._set_known(sample, known)
-
-    def _set_known(self, sample: RowSample, known: Tensor) -> None:
-        """Sum what is known of each row by unit and by stratum."""
-        device = known.device
+        self._estimates = bool(weights.any())
+        if not self._estimates:
+            return
         unit = np.full(len(sample.row_stratum), -1)
         for place, rows in enumerate(sample.units):
             unit[rows.start : rows.stop : rows.step] = place
+        self._rows_of_unit = _on_device(_rows_by_owner(unit, len(sample.first_row)), device)
+        self._rows_of_stratum = _on_device(_rows_by_owner(sample.row_stratum, len(first)), device)
+        # The slope of the even strata for the odd ones, and the other way round.
+        self._sides = [
+            (_on_device(weights * (numbers % 2 != side), device),
+             _on_device((numbers % 2 == side).astype(np.float64), device))
+            for side in (0, 1)
+        ]  # fmt: skip
+
+    def know(self, known: Tensor) -> None:
+        """Correct all later sums by what is known of every row, float32 [Hq, n, K]."""
+        if not self._estimates:
+            return
         padded = torch.nn.functional.pad(known, (0, 0, 0, 1))
 
-        def summed(owner: NDArray[np.int64], count: int) -> Tensor:
+        def summed(rows: Tensor) -> Tensor:
             # A gather, since sums by index have no fixed order on CUDA.
-            rows = torch.from_numpy(_rows_by_owner(owner, count)).to(device)
-            return padded[:, rows].sum(2, dtype=torch.float64)
+            return padded[:, rows].sum(2, dtype=torch.float64).transpose(1, 2)
 
-        by_unit = summed(unit, len(sample.first_row)).transpose(1, 2)  # [Hq, K, units]
-        total = summed(sample.row_stratum, len(sample.sizes)).transpose(1, 2)  # [Hq, K, strata]
-        self._known = (*self._mean_and_difference(by_unit), total)
-        weight = torch.from_numpy(sample.variance_weights).to(device)
-        parity = torch.arange(len(sample.sizes), device=device) % 2
-        # The slope of the even strata for the odd ones, and the other way round.
-        self._sides = [(weight * (parity != side), (parity == side).double()) for side in (0, 1)]
+        self._known = (
+            *self._mean_and_difference(summed(self._rows_of_unit)),  # [Hq, K, strata]
+            summed(self._rows_of_stratum),
+        )
 
     def sum(self, by_unit: Tensor, heads: slice = slice(None)) -> Tensor:
         """Turn values of units into float64 [heads, ..., 8]: sums by region, then variances.
@@ -193,6 +199,12 @@ class SampledRegions:
             rest_difference -= slope @ (known_difference * serves)
             shift += slope @ (total * serves @ self._in_region)
         return rest_mean, rest_difference, shift
+
+
+def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy without waiting for what the device does."""
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _rows_by_owner(owner: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from patternsearch.errors import InputError
 from patternsearch.kernels import index as torch_index
 from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
-from patternsearch.kernels.score.sampled import near_masses, unit_column_sums
+from patternsearch.kernels.score.sampled import near_masses
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -31,6 +31,7 @@ from patternsearch.patterns.consumers import MINFERENCE_TILE, Consumer
 from patternsearch.patterns.geometry import NUM_REGIONS, num_tiles
 from patternsearch.patterns.row_sampling import RowSample, sample_rows
 from patternsearch.scoring.accounts import Accounts, LayerScores, SampledRegions, joined_heads
+from patternsearch.scoring.sampled_rows import sampled_in_torch, sampled_on_cuda
 from patternsearch.scoring.tile_sets import (
     TileMasses,
     put_a_shape,
@@ -273,48 +274,14 @@ class LayerScorer:
         sample: RowSample,
     ) -> tuple[TileMasses, None]:
         """Score the rows of a sample; enter Vertical-Slash and return the masses of tiles."""
-        num_heads, device = q.shape[1], q.device
-        first_row = torch.from_numpy(sample.first_row).to(device)
-        units = sample.units
-        unit_mass = torch.zeros(num_heads, len(units), num_tiles(accounts.n, 64), device=device)
-        missed = [
-            torch.empty(
-                num_heads,
-                len(units),
-                index.table.num_buckets,
-                len(index.vertical.distinct),
-                device=device,
-            )
-            for index in slashes
-        ]
-        for piece in unit_column_sums(
-            q, k, scale=scale, lse=lse, units=units, backend=self.backend
-        ):
-            at, sums = piece.units, piece.sums
-            if self.backend == "triton":
-                tile_mass = sums.sum(-1)
-                for index, out in zip(slashes, missed, strict=True):
-                    out[piece.heads, at] = index.missed_on_cuda(sums, piece.heads, first_row[at])
-            else:
-                left_out = [index.left_out(piece.heads, sums.shape[1]) for index in slashes]
-                # The sums are large: tile masses and columns of all indices come from one product.
-                ones = sums.new_ones(*sums.shape[:2], 64, 1)
-                by_columns = torch.matmul(sums, torch.cat([ones, *left_out], dim=-1))
-                widths = [1, *(part.shape[-1] for part in left_out)]
-                first, *mine = torch.split(by_columns, widths, dim=-1)
-                tile_mass = first[..., 0]
-                for index, out, left, own in zip(slashes, missed, left_out, mine, strict=True):
-                    out[piece.heads, at] = index.missed_by_unit(
-                        sums, left, own, piece.heads, first_row[at]
-                    )
-            unit_mass[piece.heads, at, : sums.shape[1]] = tile_mass.transpose(1, 2)
-        known = None if lse is None else near_masses(q, k, scale=scale, lse=lse)
-        masses = TileMasses(unit_mass, accounts.n, sample, known)
-        assert isinstance(masses.regions, SampledRegions)
-        rows = torch.from_numpy(sample.num_rows).to(device)
+        regions = SampledRegions(sample, q.device)
+        measure = sampled_on_cuda if self.backend == "triton" else sampled_in_torch
+        unit_mass, missed = measure(slashes, q, k, scale=scale, lse=lse, sample=sample)
+        if lse is not None:
+            regions.know(near_masses(q, k, scale=scale, lse=lse))
         for index, total in zip(slashes, missed, strict=True):
-            index.put_sampled(accounts, total, rows, masses.regions)
-        return masses, None
+            index.put_sampled(accounts, total, regions)
+        return TileMasses(unit_mass, accounts.n, (sample, regions)), None
 
     def _oracle_pass(
         self, q: Tensor, k: Tensor, scale: float, lse: Tensor | None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from patternsearch.kernels.index import rank_blocks
@@ -39,16 +40,14 @@ class TileMasses:
     Args:
         segment_mass: [Hq, segments, num_tiles(n, 64)]; of a sample, its units are the segments.
         n: real tokens.
-        sample: which rows were scored; None for all.
-        known: of a sample, float32 [Hq, n, K] known of every row, or None.
+        sample: which rows were scored, and how units become regions; None for all rows.
     """
 
     def __init__(
         self,
         segment_mass: Tensor,
         n: int,
-        sample: RowSample | None = None,
-        known: Tensor | None = None,
+        sample: tuple[RowSample, SampledRegions] | None = None,
     ) -> None:
         self.n = n
         self.segment_mass = segment_mass
@@ -59,8 +58,8 @@ class TileMasses:
             self.first_row = bounds[:-1]
             self.regions = Regions(n, region.tolist())
         else:
-            self.first_row = sample.first_row
-            self.regions = SampledRegions(sample, segment_mass.device, known)
+            rows, self.regions = sample
+            self.first_row = rows.first_row
 
     @property
     def num_heads(self) -> int:
@@ -206,7 +205,7 @@ def put_block_sparse(
         else:
             score = scores[heads]
         if masses.is_sampled:
-            order = _rank_rows(score, query, max(budgets))
+            order = _rank_rows(score, masses.first_row // tile, max(budgets))
         else:
             order = rank_blocks(score)[:, query, : max(budgets)]
         ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
@@ -216,18 +215,19 @@ def put_block_sparse(
     accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)
 
 
-def _rank_rows(scores: Tensor, query: Tensor, budget: int) -> Tensor:
+def _rank_rows(scores: Tensor, query: NDArray[np.int64], budget: int) -> Tensor:
     """Rank the key tiles of some query tiles as :func:`rank_blocks` ranks those of all.
 
     Args:
         scores: [heads, tiles, tiles]; −inf above the diagonal.
-        query: int64 [segments], the query tile of each, ascending.
+        query: int64 [segments], the query tile of each.
         budget: how many of the ranked are wanted.
 
     Returns:
         int64 [heads, segments, budget].
     """
-    tiles, place = torch.unique_consecutive(query, return_inverse=True)
+    of_segment = np.unique(query, return_inverse=True)
+    tiles, place = (upload(values, scores.device) for values in of_segment)
     mine = scores[:, tiles]
     mine.scatter_(2, tiles[None, :, None].expand(len(mine), -1, -1), float("inf"))
     order = torch.sort(mine, dim=-1, descending=True, stable=True).indices

@@ -7,7 +7,7 @@ lies in no chosen diagonal and no chosen column.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -171,29 +171,18 @@ class VerticalSlashIndex:
         ]
         return torch.stack(parts, dim=2)
 
-    def missed_on_cuda(self, sums: Tensor, heads: slice, first_row: Tensor) -> Tensor:
-        """Return what :meth:`missed_by_unit` does, on CUDA."""
-        from patternsearch.kernels.score.triton_missed import launch_missed
-
-        table = replace(self.table, bucket=self.table.bucket[heads])
-        budgets = self.vertical.distinct
-        return launch_missed(sums, first_row, table, self.column_bucket[heads], budgets)
-
-    def put_sampled(
-        self, accounts: Accounts, missed: Tensor, rows: Tensor, regions: SampledRegions
-    ) -> None:
+    def put_sampled(self, accounts: Accounts, missed: Tensor, regions: SampledRegions) -> None:
         """Enter the candidates from a sample of rows; their logical mass is not known.
 
         Args:
             accounts: receives the rows.
             missed: [Hq, units, M, V].
-            rows: [units], number of rows of each.
             regions: turn units into regions.
         """
         device = missed.device
         extent = upload(np.asarray(self.extent.of_candidate), device)
         vertical = upload(np.asarray(self.vertical.of_candidate), device)
-        captured = rows[:, None] - missed[:, :, extent, vertical]  # [Hq, units, G]
+        captured = regions.unit_rows[:, None] - missed[:, :, extent, vertical]  # [Hq, units, G]
         tiles, pairs, columns = self._counts(accounts.n)
         logical = None
         if self.logical_table is not None:

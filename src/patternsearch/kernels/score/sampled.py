@@ -46,24 +46,44 @@ def unit_column_sums(
     scale: float,
     lse: Tensor | None,
     units: Sequence[range],
-    backend: str = "torch",
 ) -> Iterator[ColumnSums]:
-    """Yield the column sums of every head and unit once.
+    """Yield the column sums of every head and unit once, in plain PyTorch, computed in float32.
 
     Args:
         q: [1, Hq, n, d], floating, any strides.
         k: [1, Hkv, n, d], not repeated.
         scale: factor of the logits.
-        lse: float32 [Hq, n], natural log-sum-exp of each row; needed by ``triton``.
+        lse: float32 [Hq, n], natural log-sum-exp of each row; None to normalise each row here.
         units: rows of each, all with one step, each within one tile of 64; tiles ascend.
-        backend: ``torch`` anywhere; ``triton`` on CUDA.
     """
-    if backend == "triton":
-        from patternsearch.kernels.score.triton_sampled import launch_column_sums as run
-    else:
-        run = _column_sums
-    for heads, places, sums in run(q, k, scale=scale, lse=lse, units=units):
-        yield ColumnSums(heads, places, sums)
+    num_heads, n, group = q.shape[1], q.shape[2], q.shape[1] // k.shape[1]
+    assert q.shape[0] == k.shape[0] == 1, (q.shape, k.shape)
+    assert k.shape[2:] == q.shape[2:], (q.shape, k.shape)
+    assert num_heads == group * k.shape[1], (q.shape, k.shape)
+    products, held = (
+        limits.get(q.device.type, limits["cuda"]) for limits in (_PRODUCT_ELEMENTS, _SUMS_ELEMENTS)
+    )
+    blocks = unit_rows(units).to(q.device)
+    per_block = blocks.shape[1]
+    step_heads = group * max(1, products // (group * BLOCK_ROWS * n))
+    step_units = per_block * max(1, held // (step_heads * n * per_block))
+    for head in range(0, num_heads, step_heads):
+        heads = slice(head, min(head + step_heads, num_heads))
+        keys = k[0, heads.start // group : heads.stop // group].float()
+        for first in range(0, len(units), step_units):
+            places = slice(first, min(first + step_units, len(units)))
+            width = (units[places.stop - 1].start // 64 + 1) * 64
+            count = places.stop - places.start
+            sums = torch.zeros(heads.stop - heads.start, width // 64, count, 64, device=q.device)
+            for at in range(0, count, per_block):
+                rows = blocks[(first + at) // per_block, : count - at]
+                p = _probabilities(q[0, heads], keys, scale, lse, heads, rows.flatten())
+                total = p.view(len(p), *rows.shape, p.shape[2]).sum(2)
+                tiles = total.shape[2] // 64
+                sums[:, :tiles, at : at + len(rows)] = total.unflatten(2, (tiles, 64)).transpose(
+                    1, 2
+                )
+            yield ColumnSums(heads, places, sums)
 
 
 def unit_rows(units: Sequence[range]) -> Tensor:
@@ -121,45 +141,6 @@ def near_masses(q: Tensor, k: Tensor, *, scale: float, lse: Tensor) -> Tensor:
             mass = p.masked_fill(hidden, 0.0).sum(-1).flatten(1)
             masses[:, rows, which] = mass[:, : rows.stop - rows.start]
     return masses
-
-
-def _column_sums(
-    q: Tensor,
-    k: Tensor,
-    *,
-    scale: float,
-    lse: Tensor | None,
-    units: Sequence[range],
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield (heads, places in ``units``, sums) in plain PyTorch, computed in float32."""
-    num_heads, n, group = q.shape[1], q.shape[2], q.shape[1] // k.shape[1]
-    assert q.shape[0] == k.shape[0] == 1, (q.shape, k.shape)
-    assert k.shape[2:] == q.shape[2:], (q.shape, k.shape)
-    assert num_heads == group * k.shape[1], (q.shape, k.shape)
-    products, held = (
-        limits.get(q.device.type, limits["cuda"]) for limits in (_PRODUCT_ELEMENTS, _SUMS_ELEMENTS)
-    )
-    blocks = unit_rows(units).to(q.device)
-    per_block = blocks.shape[1]
-    step_heads = group * max(1, products // (group * BLOCK_ROWS * n))
-    step_units = per_block * max(1, held // (step_heads * n * per_block))
-    for head in range(0, num_heads, step_heads):
-        heads = slice(head, min(head + step_heads, num_heads))
-        keys = k[0, heads.start // group : heads.stop // group].float()
-        for first in range(0, len(units), step_units):
-            places = slice(first, min(first + step_units, len(units)))
-            width = (units[places.stop - 1].start // 64 + 1) * 64
-            count = places.stop - places.start
-            sums = torch.zeros(heads.stop - heads.start, width // 64, count, 64, device=q.device)
-            for at in range(0, count, per_block):
-                rows = blocks[(first + at) // per_block, : count - at]
-                p = _probabilities(q[0, heads], keys, scale, lse, heads, rows.flatten())
-                total = p.view(len(p), *rows.shape, p.shape[2]).sum(2)
-                tiles = total.shape[2] // 64
-                sums[:, :tiles, at : at + len(rows)] = total.unflatten(2, (tiles, 64)).transpose(
-                    1, 2
-                )
-            yield heads, places, sums
 
 
 def _probabilities(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import triton
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
+
+Launch = TypeVar("Launch")
 
 _FIRST_TRITON, _LAST_TRITON = (3, 6), (3, 9)
 """Releases that compile the Gluon kernel."""
@@ -88,9 +90,7 @@ def can_run_hopper(q: Tensor, k: Tensor) -> bool:
     )
 
 
-def launch_first_that_fits(
-    launches: Sequence[ScoreLaunch], start: Callable[[ScoreLaunch], None]
-) -> ScoreLaunch:
+def launch_first_that_fits(launches: Sequence[Launch], start: Callable[[Launch], None]) -> Launch:
     """Call ``start`` with each launch shape until one fits the device, and return that one.
 
     Raises:
