@@ -186,7 +186,7 @@ class Bench:
             ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
             ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
         ):
-            if name == "sdpa_flash" and q.shape[2] * q.shape[1] > 2**19:
+            if name == "sdpa_flash" and q.shape[2] ** 2 * q.shape[1] > 2**34:
                 continue
             times = time_ms(lambda b=backend: dense(q, k, v, scale, b), self.rep)
             if name == "sdpa_cudnn":
@@ -246,6 +246,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", default="8192,32768,131072")
     parser.add_argument("--head-dims", default="128")
+    parser.add_argument("--heads", type=int, default=8, help="a layer of mixed heads has 4 times")
+    parser.add_argument("--group", type=int, default=4, help="query heads of a kv head")
     parser.add_argument("--rep", type=int, default=100, help="milliseconds per measurement")
     parser.add_argument("--only", default="ashape,block,vs,layer")
     parser.add_argument("--flex", action="store_true")
@@ -254,11 +256,12 @@ def main():
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     only = arguments.only.split(",")
+    heads, kv_heads = arguments.heads, arguments.heads // arguments.group
     bench = Bench(arguments)
     for head_dim in map(int, arguments.head_dims.split(",")):
         scale = head_dim**-0.5
         for n in map(int, arguments.lengths.split(",")):
-            q, k, v = random_layer(n, 8, 2, head_dim)
+            q, k, v = random_layer(n, heads, kv_heads, head_dim)
             bench.dense(q, k, v, scale, "random")
             for tile in (128, 64):
                 candidates = {
@@ -269,23 +272,23 @@ def main():
                     if name in only:
                         with_flex = arguments.flex and tile == 128 and n <= 32768
                         bench.sparse(
-                            q, k, v, scale, [candidate] * 8, "random", describe(candidate),
-                            with_flex,
+                            q, k, v, scale, [candidate] * heads, "random",
+                            describe(candidate), with_flex,
                         )  # fmt: skip
             if "vs" in only:
-                q, k, v = planted_layer(n, 8, 2, head_dim)
+                q, k, v = planted_layer(n, heads, kv_heads, head_dim)
                 for tile in (128, 64):
                     for vertical, share in ((1000, 16), (1000, 64), (4000, 32)):
                         candidate = VerticalSlashSpread(
                             vertical=vertical, diagonals=num_tiles(n, tile) // share, tile=tile
                         )
                         name = describe(candidate)
-                        bench.sparse(q, k, v, scale, [candidate] * 8, "planted", name)
+                        bench.sparse(q, k, v, scale, [candidate] * heads, "planted", name)
             if "layer" in only:
-                q, k, v = planted_layer(n, 32, 8, head_dim)
+                q, k, v = planted_layer(n, 4 * heads, 4 * kv_heads, head_dim)
                 bench.dense(q, k, v, scale, "planted")
                 for share in (32, 16):
-                    candidates = mixed_layer(n, 32, share)
+                    candidates = mixed_layer(n, 4 * heads, share)
                     bench.sparse(q, k, v, scale, candidates, "planted", f"mixed layer, 1/{share}")
             del q, k, v
     if arguments.csv:
