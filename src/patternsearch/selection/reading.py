@@ -2,8 +2,8 @@
 """Read scores: a folder that ``calibrate`` wrote, or a data frame of the same columns."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -11,7 +11,11 @@ from patternsearch.errors import ScoresError
 from patternsearch.schema.scores import LOW_COLUMNS, SCORES_COLUMNS, ScoresFolder
 from patternsearch.selection.arrays import ScoreArrays
 from patternsearch.selection.collect import Collector
+from patternsearch.selection.columns import FrameColumns, TableColumns
 from patternsearch.selection.rows import REDO, some
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["load_scores", "scores_from_frame"]
 
@@ -40,7 +44,7 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
             f"{folder.root} has no {', '.join(missing)}: a scores folder holds scores.parquet, "
             f"samples.parquet and run.json; {REDO} or name another folder"
         )
-    expected = _read_parquet(folder.samples, ("sample_id",))["sample_id"].astype(str).tolist()
+    expected = _sample_ids(folder.samples)
     collector = Collector()
     for path in _part_files(folder.scores):
         collector.add(_read_parquet(path, _NEEDED), path.name)
@@ -61,7 +65,7 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
     return collector.finish()
 
 
-def scores_from_frame(frame: pd.DataFrame) -> ScoreArrays:
+def scores_from_frame(frame: "pd.DataFrame") -> ScoreArrays:
     """Turn a scores data frame (columns :data:`~patternsearch.schema.scores.SCORES_COLUMNS`,
     any row order) into arrays.
 
@@ -70,7 +74,7 @@ def scores_from_frame(frame: pd.DataFrame) -> ScoreArrays:
     """  # noqa: D205
     _check_columns(tuple(frame.columns), _NEEDED, "the data frame")
     collector = Collector()
-    collector.add(frame, "the data frame")
+    collector.add(FrameColumns(frame), "the data frame")
     return collector.finish()
 
 
@@ -92,17 +96,18 @@ def _check_columns(have: tuple[str, ...], need: tuple[str, ...], where: str) -> 
         )
 
 
-def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+def _sample_ids(samples: Path) -> list[str]:
+    codes, values = _read_parquet(samples, ("sample_id",)).codes("sample_id")
+    return [str(values[code]) for code in codes.tolist() if code >= 0]
+
+
+def _read_parquet(path: Path, columns: tuple[str, ...]) -> TableColumns:
+    text = [name for name in _TEXT_COLUMNS if name in columns]
     try:
-        _check_columns(tuple(pq.read_schema(path).names), columns, str(path))
-        text = [name for name in _TEXT_COLUMNS if name in columns]
-        names = set(pq.read_schema(path).names)
-        bounds = [name for name in LOW_COLUMNS if columns is _NEEDED and name in names]
-        table = pq.read_table(
-            path, columns=[*columns, *bounds], read_dictionary=text, memory_map=True
-        )
-        # Damaged text shows only when it is converted.
-        frame: pd.DataFrame = table.to_pandas()
+        with pq.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
+            names = tuple(file.schema_arrow.names)
+            _check_columns(names, columns, str(path))
+            bounds = [name for name in LOW_COLUMNS if columns is _NEEDED and name in names]
+            return TableColumns(file.read([*columns, *bounds]))
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ScoresError(f"{path} cannot be read as Parquet ({error}): {REDO}") from error
-    return frame
