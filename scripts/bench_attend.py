@@ -144,7 +144,7 @@ def flex(q, k, v, scale, plan):
 
 class Bench:
     def __init__(self, arguments):
-        self.rep, self.rows, self.baseline = arguments.rep, [], {}
+        self.rep, self.csv, self.baseline = arguments.rep, arguments.csv, {}
         self.flash4 = arguments.flash4
         self.common = {
             "device": torch.cuda.get_device_name(), "torch": torch.__version__,
@@ -174,12 +174,24 @@ class Bench:
             if (n, heads, head_dim) in self.baseline:
                 rate = heads * n * n / 2 / self.baseline[n, heads, head_dim]
                 row["rate"] = f"{pairs / times[1] / rate:.3f}"
-        self.rows.append(row)
+        self.append(row)
         print(
             f"{n:7d} d{head_dim:<3d} {heads:2d}/{k.shape[1]} {provider:12s} {what:62s} "
             f"{times[1]:9.3f} ms  density {row.get('density', '-'):6s} rate {row.get('rate', '-')}",
             flush=True,
         )
+
+    def append(self, row):
+        """Write the row at once: what was measured before a fault is kept."""
+        if self.csv is None:
+            return
+        new = not self.csv.exists()
+        self.csv.parent.mkdir(parents=True, exist_ok=True)
+        with self.csv.open("a", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS, restval="")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
 
     def dense(self, q, k, v, scale, data):
         for name, backend in (
@@ -291,14 +303,6 @@ def main():
                     candidates = mixed_layer(n, 4 * heads, share)
                     bench.sparse(q, k, v, scale, candidates, "planted", f"mixed layer, 1/{share}")
             del q, k, v
-    if arguments.csv:
-        new = not arguments.csv.exists()
-        arguments.csv.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.csv.open("a", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS, restval="")
-            if new:
-                writer.writeheader()
-            writer.writerows(bench.rows)
 
 
 if __name__ == "__main__":

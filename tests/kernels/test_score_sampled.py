@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from patternsearch.kernels.score.sampled import near_masses
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,
@@ -104,6 +105,35 @@ def test_kernel_equals_torch(
     for mine, other, repeated in zip(ours_missed, theirs_missed, again_missed, strict=True):
         torch.testing.assert_close(mine, other, atol=tolerance, rtol=tolerance)
         assert torch.equal(mine, repeated)
+
+
+@pytest.mark.parametrize(
+    ("n", "num_heads", "num_kv", "d", "dtype"),
+    [
+        (1, 2, 1, 64, torch.float32),
+        (64, 1, 1, 80, torch.float16),
+        (129, 3, 1, 96, torch.float32),
+        (300, 4, 2, 256, torch.float16),
+        *(
+            pytest.param(9001, 8, 2, d, dtype, marks=pytest.mark.gpu)
+            for d, dtype in [
+                (128, torch.bfloat16), (80, torch.float16), (256, torch.bfloat16),
+                (128, torch.float32),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_near_masses_equal_torch(n, num_heads, num_kv, d, dtype):
+    generator = torch.Generator().manual_seed(n)
+    q = torch.randn(1, n, num_heads, d, generator=generator).to(DEVICE, dtype).transpose(1, 2)
+    k = torch.randn(1, n, num_kv, d, generator=generator).to(DEVICE, dtype).transpose(1, 2)
+    lse = lse_of(q, k, 0.3)
+    ours, theirs = (
+        near_masses(q, k, scale=0.3, lse=lse, backend=backend) for backend in ("triton", "torch")
+    )
+    assert ours.shape == (num_heads, n, 3)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 def test_sampled_scores_are_those_of_torch(monkeypatch):

@@ -129,10 +129,10 @@ class SampledRegions:
         self._estimates = bool(weights.any())
         if not self._estimates:
             return
-        unit = np.full(len(sample.row_stratum), -1)
-        for place, rows in enumerate(sample.units):
-            unit[rows.start : rows.stop : rows.step] = place
-        self._rows_of_unit = _on_device(_rows_by_owner(unit, len(sample.first_row)), device)
+        place = np.arange(int(sample.num_rows.max()))
+        rows = sample.first_row[:, None] + sample.stride * place
+        rows[place >= sample.num_rows[:, None]] = len(sample.row_stratum)
+        self._rows_of_unit = _on_device(rows, device)
         self._rows_of_stratum = _on_device(_rows_by_owner(sample.row_stratum, len(first)), device)
         # The slope of the even strata for the odd ones, and the other way round.
         self._sides = [
@@ -211,11 +211,12 @@ def _rows_by_owner(owner: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Return int64 [count, most rows of one]: the rows of each owner, then len(owner).
 
     Args:
-        owner: int64 [n], whose each row is; −1 for nobody's.
+        owner: int64 [n], whose each row is.
         count: owners.
     """
-    rows = np.flatnonzero(owner >= 0)
-    rows = rows[np.argsort(owner[rows], kind="stable")]
+    # NumPy sorts 16-bit numbers by radix.
+    keys = owner.astype(np.uint16) if count < 2**16 else owner
+    rows = np.argsort(keys, kind="stable")
     mine = owner[rows]
     sizes = np.bincount(mine, minlength=count)
     place = np.arange(len(rows)) - (sizes.cumsum() - sizes)[mine]

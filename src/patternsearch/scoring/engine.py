@@ -103,6 +103,7 @@ class LayerScorer:
             )
         self.row_sample = row_sample
         self.row_seed = row_seed
+        self._samples: dict[tuple[int, int], RowSample] = {}
         self.oracle = oracle
         self.consumer: Consumer = consumer
         self.backend = backend
@@ -204,7 +205,7 @@ class LayerScorer:
         n = q.shape[2]
         sample = None
         if self.row_sample < 1.0:
-            sample = sample_rows(n, self.row_sample, self.row_seed, layer or 0)
+            sample = self._sample(n, layer or 0)
         accounts = Accounts(
             q.shape[1], len(self.specs), n, q.device, sample=sample, first_head=first_head
         )
@@ -231,6 +232,14 @@ class LayerScorer:
             tile_masses.segment_mass.sum(2, dtype=torch.float64)[:, None]
         )
         return accounts.finish(self.specs, total[:, 0, :NUM_REGIONS].sum(-1), layer)
+
+    def _sample(self, n: int, layer: int) -> RowSample:
+        """Return a layer's sample of rows; texts of one length follow each other."""
+        if any(length != n for length, _ in self._samples):
+            self._samples.clear()
+        if (n, layer) not in self._samples:
+            self._samples[n, layer] = sample_rows(n, self.row_sample, self.row_seed, layer)
+        return self._samples[n, layer]
 
     def _put_exact(
         self,
@@ -278,7 +287,7 @@ class LayerScorer:
         measure = sampled_on_cuda if self.backend == "triton" else sampled_in_torch
         unit_mass, missed = measure(slashes, q, k, scale=scale, lse=lse, sample=sample)
         if lse is not None:
-            regions.know(near_masses(q, k, scale=scale, lse=lse))
+            regions.know(near_masses(q, k, scale=scale, lse=lse, backend=self.backend))
         for index, total in zip(slashes, missed, strict=True):
             index.put_sampled(accounts, total, regions)
         return TileMasses(unit_mass, accounts.n, (sample, regions)), None

@@ -8,6 +8,7 @@ are handed over piece by piece, never all at once.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -103,7 +104,14 @@ def unit_rows(units: Sequence[range]) -> Tensor:
     return torch.from_numpy(rows).view(-1, per_block, places)
 
 
-def near_masses(q: Tensor, k: Tensor, *, scale: float, lse: Tensor) -> Tensor:
+def near_masses(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float,
+    lse: Tensor,
+    backend: Literal["torch", "triton"] = "torch",
+) -> Tensor:
     """Return float32 [Hq, n, 3]: what each row gives to three key tiles of 64.
 
     They are tile 0, the row's own tile and the one before; the last two are 0 where they are an
@@ -114,7 +122,12 @@ def near_masses(q: Tensor, k: Tensor, *, scale: float, lse: Tensor) -> Tensor:
         k: [1, Hkv, n, d], not repeated.
         scale: factor of the logits.
         lse: float32 [Hq, n], natural log-sum-exp of each row.
+        backend: ``torch`` runs anywhere; ``triton`` needs CUDA tensors.
     """
+    if backend == "triton":
+        from patternsearch.kernels.score.triton_near import launch_near_masses
+
+        return launch_near_masses(q, k, scale=scale, lse=lse)
     num_heads, n = q.shape[1:3]
     num_kv = k.shape[1]
     masses = torch.zeros(num_heads, n, 3, device=q.device)
