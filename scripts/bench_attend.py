@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 import triton
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patternsearch.kernels.attend import attend, build_plan, sparse_attention
 from patternsearch.kernels.attend.chunked import plan_to_host, query_tile_keys
@@ -32,6 +31,7 @@ from patternsearch.patterns.candidates import (
     describe,
 )
 from patternsearch.patterns.geometry import num_tiles
+from patternsearch.timing.workload import dense_backends
 
 FIELDS = (
     "provider", "what", "n", "head_dim", "heads", "kv_heads", "dtype", "data", "p20_ms", "p50_ms",
@@ -108,13 +108,6 @@ def time_with_launches_ms(function, rep):
     return triton.testing.do_bench(
         function, warmup=max(5, rep // 5), rep=rep, quantiles=[0.2, 0.5, 0.8]
     )
-
-
-def dense(q, k, v, scale, backend):
-    with sdpa_kernel(backend):
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=True
-        )
 
 
 def flex(q, k, v, scale, plan):
@@ -194,16 +187,23 @@ class Bench:
             writer.writerow(row)
 
     def dense(self, q, k, v, scale, data):
-        for name, backend in (
-            ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
-            ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
-        ):
-            if name == "sdpa_flash" and q.shape[2] ** 2 * q.shape[1] > 2**34:
+        """Time torch's fused kernels, and FlashAttention-4 where asked for; they must agree."""
+        first = None
+        for backend in dense_backends(q.device):
+            if backend.name == "flash4" and not self.flash4:
                 continue
-            times = time_ms(lambda b=backend: dense(q, k, v, scale, b), self.rep)
-            if name == "sdpa_cudnn":
+            if backend.name == "sdpa_flash" and q.shape[2] ** 2 * q.shape[1] > 2**34:
+                continue
+            out = backend.run(q, k, v, scale).float()
+            first = out if first is None else first
+            if not (out - first).norm() < 1e-2 * first.norm():
+                sys.exit(f"{backend.name} differs from the first dense kernel")
+            del out
+            clock = time_with_launches_ms if backend.name == "flash4" else time_ms
+            times = clock(functools.partial(backend.run, q, k, v, scale), self.rep)
+            if backend.name == "sdpa_cudnn":
                 self.baseline[q.shape[2], q.shape[1], q.shape[3]] = times[1]
-            self.add(name, "dense", q, k, data, times)
+            self.add(backend.name, "dense", q, k, data, times)
 
     def sparse(self, q, k, v, scale, candidates, data, what, with_flex=False):
         plan = build_plan(q, k, scale=scale, candidates=candidates)

@@ -30,7 +30,14 @@ from patternsearch.model.weights import (
 from patternsearch.progress import Progress
 from patternsearch.schema.config import ModelIdentity
 
-__all__ = ["build_skeleton", "describe_model", "describe_skeleton", "identify", "read_config"]
+__all__ = [
+    "build_skeleton",
+    "describe_model",
+    "describe_skeleton",
+    "digest_source",
+    "identify",
+    "read_config",
+]
 
 _TORCH_NAMES = {
     "F64": "float64",
@@ -96,15 +103,13 @@ def describe_skeleton(
     Raises:
         ModelError: If files are damaged.
     """
-    num_layers = int(skeleton.config.num_hidden_layers)
     tensors: tuple[StoredTensor, ...] = ()
-    digests: WeightDigests | None = None
     if source.weight_files and source.weights_format != "pytorch":
         tensors = list_tensors(source)
-        if weights:
-            digests = digest_weights(tensors, num_layers, progress=progress, threads=threads)
-    elif weights and source.weights_format == "pytorch":
-        digests = _pickle_digests(source, num_layers)
+    digests: WeightDigests | None = None
+    if weights and (tensors or source.weights_format == "pytorch"):
+        num_layers = int(skeleton.config.num_hidden_layers)
+        digests = digest_source(source, num_layers, progress=progress, threads=threads)
     return identify(
         skeleton,
         reference=source.reference,
@@ -113,6 +118,29 @@ def describe_skeleton(
         tokenizer_sha256=tokenizer_digest(source),
         digests=digests,
     )
+
+
+def digest_source(
+    source: ModelSource,
+    num_layers: int,
+    *,
+    progress: Progress | None = None,
+    threads: int | None = None,
+) -> WeightDigests:
+    """Digest the weights of a checkpoint, which reads every byte.
+
+    Args:
+        source: The checkpoint.
+        num_layers: Layers of the model.
+        progress: Told about the bytes (not of a ``.bin`` checkpoint).
+        threads: Readers at a time.
+
+    Raises:
+        ModelError: If files are damaged.
+    """
+    if source.weights_format == "pytorch":
+        return _pickle_digests(source, num_layers)
+    return digest_weights(list_tensors(source), num_layers, progress=progress, threads=threads)
 
 
 def read_config(source: ModelSource, *, trust_remote_code: bool = False) -> Any:

@@ -2,8 +2,9 @@
 """Load a model for capture: only what is supported, complete, and from plain tensors."""
 
 import copy
-import io
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 
 from patternsearch.errors import EnvironmentLacks, InputError, ModelError, UnsupportedModel
+from patternsearch.model.background import Background
 from patternsearch.model.identity import (
     build_skeleton,
     describe_skeleton,
+    digest_source,
     identify,
     read_config,
 )
@@ -26,7 +29,14 @@ from patternsearch.model.weights import digest_state
 from patternsearch.progress import Progress
 from patternsearch.schema.config import ModelIdentity
 
-__all__ = ["LoadedModel", "adopt_model", "default_dtype", "load_model"]
+__all__ = [
+    "LoadedModel",
+    "OpenedModel",
+    "adopt_model",
+    "default_dtype",
+    "load_model",
+    "open_model",
+]
 
 _DTYPES = {
     "float32": torch.float32,
@@ -68,6 +78,74 @@ class LoadedModel:
         return tuple(layer for layer, name in enumerate(types) if name == "full")
 
 
+@dataclass(frozen=True)
+class OpenedModel:
+    """A checkpoint that is known to be supported, before its weights are read.
+
+    Attributes:
+        source: Its files.
+        config: The transformers configuration.
+        tokenizer: Its tokenizer, or None where none was asked for.
+        identity: What a config is bound to, without the weights' digests.
+        where: The device asked for.
+        dtype: What the model will compute in.
+        trust_remote_code: Run modelling code that the checkpoint brings.
+        tensor_parallel: Ranks that will hold one copy of the model.
+    """
+
+    source: ModelSource
+    config: Any
+    tokenizer: Any | None
+    identity: ModelIdentity
+    where: str
+    dtype: torch.dtype
+    trust_remote_code: bool = False
+    tensor_parallel: int = 1
+
+    def load(self, *, digests: bool = True, progress: Progress | None = None) -> LoadedModel:
+        """Read the weights; while they are loaded, other threads digest them.
+
+        Args:
+            digests: False skips the weights' digests in the identity.
+            progress: Told about the digest's bytes.
+
+        Raises:
+            ModelError: If the weights are not complete.
+            EnvironmentLacks: If a package cannot be had.
+        """
+        if not digests:
+            return self._loaded(self._weights(), self.identity)
+        num_layers = self.identity.num_layers
+        with Background(
+            lambda tell: digest_source(self.source, num_layers, progress=tell), progress
+        ) as digesting:
+            model = self._weights()
+            found = digesting.result()
+        identity = self.identity.model_copy(
+            update={
+                "weights_sha256": found.weights_sha256,
+                "attention_sha256": found.attention_sha256,
+            }
+        )
+        return self._loaded(model, identity)
+
+    def _weights(self) -> Any:
+        return _load_weights(
+            self.source,
+            self.config,
+            self.where,
+            self.dtype,
+            self.trust_remote_code,
+            self.tensor_parallel,
+        )
+
+    def _loaded(self, model: Any, identity: ModelIdentity) -> LoadedModel:
+        device = _input_device(model)
+        return LoadedModel(
+            model, self.tokenizer, identity, self.dtype, device, self.tensor_parallel
+        )
+
+
 def load_model(
     reference: str | os.PathLike[str] | ModelSource,
     *,
@@ -103,6 +181,31 @@ def load_model(
         UnsupportedModel: If its attention cannot be searched; before any weight is read.
         EnvironmentLacks: If a device, a package or the hub cannot be had.
     """
+    opened = open_model(
+        reference,
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        require_tokenizer=require_tokenizer,
+        allow_pickle=allow_pickle,
+        offline=offline,
+        tensor_parallel=tensor_parallel,
+    )
+    return opened.load(digests=digests, progress=progress)
+
+
+def open_model(
+    reference: str | os.PathLike[str] | ModelSource,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    require_tokenizer: bool = True,
+    allow_pickle: bool = False,
+    offline: bool = False,
+    tensor_parallel: int = 1,
+) -> OpenedModel:
+    """Do all of :func:`load_model` that reads no weights; arguments and errors are the same."""
     where = _check_device(device)
     source = (
         reference
@@ -112,11 +215,19 @@ def load_model(
     config = read_config(source, trust_remote_code=trust_remote_code)
     skeleton = build_skeleton(config, trust_remote_code=trust_remote_code)
     tokenizer = _load_tokenizer(source, trust_remote_code) if require_tokenizer else None
-    identity = describe_skeleton(source, skeleton, weights=digests, progress=progress)
+    identity = describe_skeleton(source, skeleton, weights=False)
     run_dtype = _check_dtype(dtype) or default_dtype(identity, where)
     _check_tensor_parallel(source, skeleton, identity, tensor_parallel)
-    model = _load_weights(source, config, where, run_dtype, trust_remote_code, tensor_parallel)
-    return LoadedModel(model, tokenizer, identity, run_dtype, _input_device(model), tensor_parallel)
+    return OpenedModel(
+        source=source,
+        config=config,
+        tokenizer=tokenizer,
+        identity=identity,
+        where=where,
+        dtype=run_dtype,
+        trust_remote_code=trust_remote_code,
+        tensor_parallel=tensor_parallel,
+    )
 
 
 def adopt_model(
@@ -294,11 +405,27 @@ def _quiet_library() -> Iterator[None]:
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # the GGUF reader's bar has no switch
+        with redirect_stderr(_MutedHere(sys.stderr)):  # the GGUF reader's bar has no switch
             yield
     finally:
         if was_on:
             logging.enable_progress_bar()
+
+
+class _MutedHere:
+    """A stream that drops what the thread that made it writes, and passes on what others do."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _input_device(model: Any) -> torch.device:
