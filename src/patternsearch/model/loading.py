@@ -3,10 +3,6 @@
 
 import copy
 import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +18,7 @@ from patternsearch.model.identity import (
     read_config,
 )
 from patternsearch.model.load_errors import one_line
+from patternsearch.model.quiet import quiet_library
 from patternsearch.model.rope import check_rope_exact
 from patternsearch.model.sources import ModelSource, resolve_model
 from patternsearch.model.support import check_supported, check_supported_modules
@@ -367,7 +364,7 @@ def _load_weights(
     elif device == "auto":
         keywords["device_map"] = "auto"
     try:
-        with _quiet_library():
+        with quiet_library():
             model, info = AutoModelForCausalLM.from_pretrained(
                 source.folder,
                 config=copy.deepcopy(config),
@@ -395,37 +392,6 @@ def _load_weights(
     if device != "auto" and tensor_parallel == 1:
         model = model.to(device)
     return model.eval().requires_grad_(False)
-
-
-@contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Silence the library's own progress bars for a while (warnings are logged and stay)."""
-    from transformers.utils import logging
-
-    was_on = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(_MutedHere(sys.stderr)):  # the GGUF reader's bar has no switch
-            yield
-    finally:
-        if was_on:
-            logging.enable_progress_bar()
-
-
-class _MutedHere:
-    """A stream that drops what the thread that made it writes, and passes on what others do."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._thread = threading.get_ident()
-
-    def write(self, text: str) -> int:
-        if threading.get_ident() == self._thread:
-            return len(text)
-        return int(self._stream.write(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def _input_device(model: Any) -> torch.device:
