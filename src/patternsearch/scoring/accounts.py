@@ -88,8 +88,8 @@ class Regions:
         first = np.searchsorted(segment_region, np.arange(NUM_REGIONS), side="left")
         self._segments = [slice(int(a), int(b)) for a, b in zip(first, last, strict=True)]
 
-    def sum(self, by_segment: Tensor, heads: slice = slice(None)) -> Tensor:
-        """Sum [..., segments] to float64 [..., 4], the same for all ``heads``."""
+    def sum(self, by_segment: Tensor) -> Tensor:
+        """Sum [..., segments] to float64 [..., 4]."""
         parts = [by_segment[..., part].sum(-1, dtype=torch.float64) for part in self._segments]
         return torch.stack(parts, dim=-1)
 
@@ -156,17 +156,16 @@ class SampledRegions:
             summed(self._rows_of_stratum),
         )
 
-    def sum(self, by_unit: Tensor, heads: slice = slice(None)) -> Tensor:
-        """Turn values of units into float64 [heads, ..., 8]: sums by region, then variances.
+    def sum(self, by_unit: Tensor) -> Tensor:
+        """Turn values of units into float64 [Hq, ..., 8]: sums by region, then variances.
 
         Args:
-            by_unit: [heads, ..., units], sums over the rows of each unit.
-            heads: which heads these are.
+            by_unit: [Hq, ..., units], sums over the rows of each unit.
         """
         mean, difference = self._mean_and_difference(by_unit.double().flatten(1, -2))
         shift: Tensor | float = 0.0
         if self._known is not None:
-            mean, difference, shift = self._corrected(mean, difference, heads)
+            mean, difference, shift = self._corrected(mean, difference)
         variances = (difference * difference) @ self._variance
         sums = torch.cat([mean @ self._size + shift, variances], dim=-1)
         return sums.view(*by_unit.shape[:-1], 2 * NUM_REGIONS)
@@ -176,25 +175,23 @@ class SampledRegions:
         first, last = values[..., self._pairs[0]], values[..., self._pairs[1]]
         return (first + last) / 2, first - last
 
-    def _corrected(
-        self, mean: Tensor, difference: Tensor, heads: slice
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what is left to estimate, and β times what is known, [heads, G, 4].
+    def _corrected(self, mean: Tensor, difference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is left to estimate, and β times what is known, [Hq, G, 4].
 
         Args:
-            mean: [heads, G, strata].
+            mean: [Hq, G, strata].
             difference: likewise.
-            heads: which heads these are.
         """
         assert self._known is not None
-        known_mean, known_difference, total = (part[heads] for part in self._known)
+        known_mean, known_difference, total = self._known
         rest_mean, rest_difference = mean.clone(), difference.clone()
         shift = mean.new_zeros(*mean.shape[:2], NUM_REGIONS)
         for fit, serves in self._sides:
             weighted = (known_difference * fit).transpose(1, 2)
             gram = known_difference @ weighted
-            slope = torch.linalg.solve(_ridged(gram), (difference @ weighted).transpose(1, 2))
-            slope = slope.transpose(1, 2)  # [heads, G, K]
+            # Its ridge makes the matrix regular; asking CUDA whether it is would wait for it.
+            right = (difference @ weighted).transpose(1, 2)
+            slope = torch.linalg.solve_ex(_ridged(gram), right).result.transpose(1, 2)  # [Hq, G, K]
             rest_mean -= slope @ (known_mean * serves)
             rest_difference -= slope @ (known_difference * serves)
             shift += slope @ (total * serves @ self._in_region)

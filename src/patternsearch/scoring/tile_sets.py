@@ -168,10 +168,16 @@ def put_a_shape(
         captured = (
             running[:, segment, sink] + running[:, segment, end] - running[:, segment, start]
         )  # [heads, G, segments]
-        parts.append(masses.regions.sum(captured, heads))
+        parts.append(captured)
     counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
-    accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles, logical=logical)
+    accounts.put(
+        rows,
+        captured=masses.regions.sum(torch.cat(parts)),
+        pairs=pairs,
+        tiles=tiles,
+        logical=logical,
+    )
 
 
 def put_block_sparse(
@@ -209,10 +215,10 @@ def put_block_sparse(
         else:
             order = rank_blocks(score)[:, query, : max(budgets)]
         ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
-        parts.append(masses.regions.sum(ranked[..., last].transpose(1, 2), heads))
+        parts.append(ranked[..., last].transpose(1, 2))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
-    accounts.put(rows, captured=torch.cat(parts), pairs=pairs, tiles=tiles)
+    accounts.put(rows, captured=masses.regions.sum(torch.cat(parts)), pairs=pairs, tiles=tiles)
 
 
 def _rank_rows(scores: Tensor, query: NDArray[np.int64], budget: int) -> Tensor:
