@@ -337,7 +337,7 @@ def _near(op: ScoreOperands, budgets: Sequence[ColumnBudgets], tiles: int, span:
     for one in budgets:
         inside = one.table.bucket < one.table.num_buckets
         if one.table.kind == "offset":
-            inside, per_tile = inside.view(op.num_heads, -1, 64).any(2), 1
+            inside, per_tile = inside.reshape(op.num_heads, -1, 64).any(2), 1
         else:
             per_tile = one.table.tile // 64
             inside = inside.repeat_interleave(per_tile, dim=1)
