@@ -112,6 +112,8 @@ def _serve():
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import patternsearch.calibration.api
+    import patternsearch.calibration.follower
+    import patternsearch.calibration.run
     import patternsearch.cli._summary
     import patternsearch.cli.app
     import patternsearch.cli.calibrate  # noqa: F401

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from patternsearch.calibration import api
+from patternsearch.calibration import run
 from patternsearch.calibration.api import calibrate
 from patternsearch.calibration.coverage import covering_time_model
 from patternsearch.calibration.request import CalibrationRequest
@@ -69,7 +69,7 @@ def test_table_that_does_not_cover_is_refused_before_the_model_runs(
     def scores(*arguments, **keywords):
         raise AssertionError("the model ran")
 
-    monkeypatch.setattr(api, "calibrate_scores", scores)
+    monkeypatch.setattr(run, "calibrate_scores", scores)
     with pytest.raises(TimingError, match=message):
         calibrate(
             request(model, tmp_path, **changes),

@@ -54,7 +54,8 @@ def test_run_leaves_the_contract(undisturbed):
     assert (samples["token_ids"].map(len) == samples["num_tokens"]).all()
     run = json.loads(folder.run.read_text())
     assert run["status"] == "complete"
-    assert {"load", "forward", "score", "write"} <= run["timings"].keys()
+    assert {"start", "load", "draw", "forward", "score", "write", "select"} <= run["timings"].keys()
+    assert "start" in run["ranks"][0]["seconds"]
 
 
 def test_config_names_the_model_and_the_samples(undisturbed):

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration as one call: score, select, write the config."""
+"""Calibration as one call: score, select, write the config.
+
+Importing this module does not load torch: calibrating does, on the clock.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from patternsearch.calibration.coverage import covering_time_model
+from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team, joined
-from patternsearch.calibration.follower import follow
 from patternsearch.calibration.request import CalibrationRequest
-from patternsearch.calibration.run import CalibrationRun, calibrate_scores
 from patternsearch.errors import InputError
 from patternsearch.progress import Progress
 from patternsearch.schema.config import PatternConfig
@@ -19,7 +20,10 @@ from patternsearch.selection.document import select_config
 from patternsearch.selection.options import SelectionOptions
 from patternsearch.selection.select import SelectedHeads
 
-__all__ = ["CalibrationOutcome", "calibrate"]
+if TYPE_CHECKING:
+    from patternsearch.calibration.run import CalibrationRun
+
+__all__ = ["CalibrationOutcome", "calibrate", "calibrate_by"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class CalibrationOutcome:
 
     config: PatternConfig
     config_path: Path
-    run: CalibrationRun
+    run: "CalibrationRun"
     selected: SelectedHeads
 
     def as_document(self) -> dict[str, Any]:
@@ -80,18 +84,44 @@ def calibrate(
     Raises:
         PatternsearchError: bad input or environment; finished samples stay on disk.
     """
+    return calibrate_by(
+        PhaseClock(),
+        request,
+        options,
+        timings=timings,
+        serve_dtype=serve_dtype,
+        progress=progress,
+        note=note,
+    )
+
+
+def calibrate_by(
+    clock: PhaseClock,
+    request: CalibrationRequest,
+    options: SelectionOptions | None = None,
+    *,
+    timings: Path | None = None,
+    serve_dtype: str | None = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> CalibrationOutcome | None:
+    """Do as :func:`calibrate`; the time since the clock was made belongs to the run."""
     with joined(request.tp_ranks, request.device) as team:
         if team.is_leader:
             return _lead(
                 request,
                 options or SelectionOptions(consumer=request.consumer),
                 team,
+                clock,
                 timings=timings,
                 serve_dtype=serve_dtype,
                 progress=progress,
                 note=note,
             )
-        follow(request, team)
+        from patternsearch.calibration.follower import follow
+
+        clock.started()
+        follow(request, team, clock)
         return None
 
 
@@ -99,12 +129,16 @@ def _lead(
     request: CalibrationRequest,
     options: SelectionOptions,
     team: Team,
+    clock: PhaseClock,
     *,
     timings: Path | None,
     serve_dtype: str | None,
     progress: Progress | None,
     note: Callable[[str], None] | None,
 ) -> CalibrationOutcome:
+    from patternsearch.calibration.coverage import covering_time_model
+    from patternsearch.calibration.run import calibrate_scores
+
     if request.output.exists() and not is_config_file(request.output):
         raise InputError(
             f"{request.output} exists and is no patternsearch config: choose another output"
@@ -112,7 +146,10 @@ def _lead(
     cost = None
     if timings is not None:
         cost = covering_time_model(timings, request, options, serve_dtype)
-    run = calibrate_scores(request, team=team, progress=progress, note=note)
-    result = select_config(run.folder, options, cost, run.record)
-    dump_config(result.config, request.output)
+    clock.started()
+    run = calibrate_scores(request, team=team, clock=clock, progress=progress, note=note)
+    with clock.phase("select"):
+        result = select_config(run.folder, options, cost, run.record)
+        dump_config(result.config, request.output)
+    run.log.write()
     return CalibrationOutcome(result.config, request.output, run, result.selected)

@@ -29,7 +29,7 @@ from patternsearch.errors import EnvironmentLacks, InputError, PatternsearchErro
 
 __all__ = ["PeerError", "Team", "is_first_process", "joined", "world_size"]
 
-_POLL_S = 0.2
+_POLL_S = 0.02
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Of one collective inside a model copy; the slowest waits for a peer that still loads weights."""
 _PR_SET_PDEATHSIG = 1

@@ -5,7 +5,7 @@ from typing import Any
 
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team
-from patternsearch.calibration.loading import load_for_team
+from patternsearch.calibration.loading import import_model_library, open_for_team
 from patternsearch.calibration.loop import Meter, rank_report, score_share
 from patternsearch.calibration.request import CalibrationRequest
 from patternsearch.calibration.shares import share_of
@@ -19,7 +19,7 @@ from patternsearch.scoring.engine import LayerScorer
 __all__ = ["follow"]
 
 
-def follow(request: CalibrationRequest, team: Team) -> None:
+def follow(request: CalibrationRequest, team: Team, clock: PhaseClock) -> None:
     """Take part in the run of the leader.
 
     The scores folder must be on a file system that all processes share: the samples are read
@@ -28,15 +28,19 @@ def follow(request: CalibrationRequest, team: Team) -> None:
     Args:
         request: the arguments that the leader has too.
         team: the processes of the run.
+        clock: gets the phases of this process.
 
     Raises:
         PeerError: another process stopped with an error.
         PatternsearchError: this one did.
     """
     team.share("checked")
-    clock = PhaseClock()
+    with clock.phase("start"):
+        import_model_library(team.device(request.device))
     with clock.phase("load"):
-        loaded = load_for_team(request, team, leads=False)
+        loaded = open_for_team(request, team, leads=False).load(digests=False)
+    import pandas  # noqa: F401  # Arrow will, with its first table; the plan takes longer
+
     clock.device = loaded.device
     plan: dict[str, Any] = team.share("plan")
     scorer = LayerScorer(

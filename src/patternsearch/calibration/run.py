@@ -19,21 +19,24 @@ from patternsearch._version import __version__
 from patternsearch.calibration.clock import PhaseClock
 from patternsearch.calibration.distributed import Team
 from patternsearch.calibration.estimate import WorkEstimate, estimate_work, sample_work
-from patternsearch.calibration.loading import load_for_team
+from patternsearch.calibration.loading import import_model_library, open_for_team
 from patternsearch.calibration.lock import exclusive
 from patternsearch.calibration.loop import Meter, rank_report, score_share
 from patternsearch.calibration.plan import ResolvedRecipe, resolve
 from patternsearch.calibration.recipes import HubSource, Recipe, load_recipe, recipe_path
 from patternsearch.calibration.request import CalibrationRequest, score_request
+from patternsearch.calibration.run_log import RunLog
 from patternsearch.calibration.samples import Sample, draw_samples
 from patternsearch.calibration.shares import balanced_order, share_of
 from patternsearch.calibration.store import ScoresStore
+from patternsearch.calibration.tokens import Tokenizer
 from patternsearch.errors import InputError, PatternsearchError
+from patternsearch.model.background import Background
 from patternsearch.model.fingerprints import fingerprint_heads
 from patternsearch.model.loading import LoadedModel
 from patternsearch.patterns.grids import Grid
 from patternsearch.progress import Progress, Silent
-from patternsearch.schema.config import Calibration, Provenance, SampleRecord
+from patternsearch.schema.config import Calibration, ModelIdentity, Provenance, SampleRecord
 from patternsearch.schema.io import load_grid
 from patternsearch.schema.scores import ScoresFolder, scores_folder_of
 from patternsearch.scoring.engine import LayerScorer
@@ -55,15 +58,20 @@ class CalibrationRun:
         folder: the scores.
         loaded: the model, still in memory.
         record: what a config is made of beside its heads.
-        seconds: wall time by phase, over all processes that worked on this run.
         num_resumed: samples that an earlier process had finished.
+        log: writes run.json; what is clocked later can be added to it.
     """
 
     folder: ScoresFolder
     loaded: LoadedModel
     record: RunRecord
-    seconds: dict[str, float]
     num_resumed: int
+    log: RunLog
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time by phase, over all processes that led this run."""
+        return self.log.seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ def calibrate_scores(
     request: CalibrationRequest,
     *,
     team: Team | None = None,
+    clock: PhaseClock | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
 ) -> CalibrationRun:
@@ -93,7 +102,9 @@ def calibrate_scores(
     Args:
         request: what to do.
         team: the processes of the run, of which this one is the leader; None runs alone.
-        progress: receives the tasks ``digest``, ``samples`` and ``calibrate``.
+        clock: gets the phases; None is a new one.
+        progress: receives the tasks ``digest``, ``samples`` and ``calibrate``; the first two from
+            threads of their own.
         note: told in one line each what a person wants to know before the work starts.
 
     Raises:
@@ -113,7 +124,8 @@ def calibrate_scores(
         ) from None
     with exclusive(folder.root / ".lock"):
         team.share("checked", True)
-        return _run(inputs, folder, team, progress or Silent(), note or (lambda _: None))
+        clock = clock or PhaseClock()
+        return _run(inputs, folder, team, clock, progress or Silent(), note or (lambda _: None))
 
 
 def _read_inputs(request: CalibrationRequest) -> _Inputs:
@@ -136,11 +148,15 @@ def _read_inputs(request: CalibrationRequest) -> _Inputs:
 
 
 def _run(
-    inputs: _Inputs, folder: ScoresFolder, team: Team, progress: Progress, note: Note
+    inputs: _Inputs,
+    folder: ScoresFolder,
+    team: Team,
+    clock: PhaseClock,
+    progress: Progress,
+    note: Note,
 ) -> CalibrationRun:
     request = inputs.request
     started = time.time()
-    clock = PhaseClock()
     scorer_backend = _backend_for(request.device)
     scorer = LayerScorer(
         inputs.grid.expand(),
@@ -150,29 +166,32 @@ def _run(
         row_sample=request.row_sample,
         row_seed=inputs.resolved.seed,
     )
+    with clock.phase("start"):
+        import_model_library(team.device(request.device))
     with clock.phase("load"):
-        loaded = load_for_team(request, team, leads=True, progress=progress)
-    clock.device = loaded.device
-    extrapolated = _check_positions(inputs.lengths, loaded, allowed=request.allow_extrapolation)
-    store = ScoresStore(folder, _score_request(inputs, loaded, scorer_backend))
-    resumed = store.open(fresh=request.fresh)
-    before = store.read_run() if resumed else {}
-    for skipped in inputs.resolved.skipped:
-        note(f"source {skipped.name} is left out: {skipped.reason}")
-    with clock.phase("draw"):
-        samples = _samples(inputs, store, loaded, progress)
-    document = _run_document(inputs, loaded, samples, scorer_backend)
-    earlier: dict[str, float] = before.get("timings", {})
-    dates = {"started": before.get("dates", {}).get("started", started), "finished": None}
-
-    def write_run(status: str) -> None:
-        total = {
-            name: earlier.get(name, 0.0) + clock.seconds.get(name, 0.0)
-            for name in sorted(earlier.keys() | clock.seconds.keys())
-        }
-        store.write_run({**document, "status": status, "timings": total, "dates": dates})
-
-    write_run("running")
+        opened = open_for_team(request, team, leads=True)
+    extrapolated = _check_positions(inputs.lengths, opened.identity, request.allow_extrapolation)
+    # Tokenizing needs no weights.
+    with Background(lambda tell: _draw(inputs, opened.tokenizer, tell), progress) as drawing:
+        with clock.phase("load"):
+            loaded = opened.load(progress=progress)
+        clock.device = loaded.device
+        store = ScoresStore(folder, _score_request(inputs, loaded, scorer_backend))
+        resumed = store.open(fresh=request.fresh)
+        before = store.read_run() if resumed else {}
+        for skipped in inputs.resolved.skipped:
+            note(f"source {skipped.name} is left out: {skipped.reason}")
+        with clock.phase("draw"):
+            samples = drawing.result()
+            _keep_samples(samples, store)
+    log = RunLog(
+        store=store,
+        clock=clock,
+        document=_run_document(inputs, loaded, samples, scorer_backend),
+        earlier=before.get("timings", {}),
+        dates={"started": before.get("dates", {}).get("started", started), "finished": None},
+    )
+    log.write()
     waiting = [i for i, sample in enumerate(samples) if not store.has_part(i, sample)]
     work = [sample_work(loaded, samples[i].num_tokens, oracle=request.oracle) for i in waiting]
     order = [waiting[at] for at in balanced_order(work, team.num_copies)]
@@ -210,26 +229,27 @@ def _run(
             team.wait(lambda ranks: meter.refresh(f"waiting for {ranks} ranks"))
     except BaseException:
         with suppress(PatternsearchError):  # the disk may be what failed
-            write_run("running")
+            log.write()
         raise
     meter.finish()
     store.remove_other_parts(len(samples))
-    dates["finished"] = time.time()
+    log.dates["finished"] = time.time()
     record = RunRecord(
         model=loaded.identity,
         calibration=_calibration(inputs, samples, extrapolated),
         fingerprints=fingerprints,
-        provenance=_provenance(document, scorer_backend),
+        provenance=_provenance(log.document, scorer_backend),
     )
-    document.update(record.model_dump(mode="json"))
-    document["ranks"] = team.reports() or [rank_report(loaded, clock, share)]
-    write_run("complete")
+    log.document |= record.model_dump(mode="json")
+    log.document["ranks"] = team.reports() or [rank_report(loaded, clock, share)]
+    log.status = "complete"
+    log.write()
     return CalibrationRun(
         folder=folder,
         loaded=loaded,
         record=record,
-        seconds=store.read_run()["timings"],
         num_resumed=len(samples) - len(waiting),
+        log=log,
     )
 
 
@@ -239,31 +259,33 @@ def _backend_for(device: str) -> Literal["torch", "triton"]:
     return "triton" if device.startswith("cuda") else "torch"
 
 
-def _samples(
-    inputs: _Inputs, store: ScoresStore, loaded: LoadedModel, progress: Progress
-) -> list[Sample]:
-    """Draw the samples; on a resumed run they must be the ones on disk."""
+def _draw(inputs: _Inputs, tokenizer: Tokenizer | None, progress: Progress) -> list[Sample]:
+    import pandas  # noqa: F401  # Arrow will, with its first table; here nobody waits for it
+
     request = inputs.request
-    assert loaded.tokenizer is not None
-    samples = draw_samples(
+    assert tokenizer is not None
+    return draw_samples(
         inputs.recipe,
-        loaded.tokenizer,
+        tokenizer,
         lengths=request.lengths,
         samples=request.samples,
         seed=request.seed,
         base_dir=recipe_path(request.recipe).parent,
         progress=progress,
     )
+
+
+def _keep_samples(samples: Sequence[Sample], store: ScoresStore) -> None:
+    """Write the samples; on a resumed run they must be the ones on disk."""
     if store.has_samples():
         store.check_samples(samples)
     else:
         store.write_samples(samples)
-    return samples
 
 
-def _check_positions(lengths: Sequence[int], loaded: LoadedModel, *, allowed: bool) -> bool:
+def _check_positions(lengths: Sequence[int], identity: ModelIdentity, allowed: bool) -> bool:
     """Return whether any length is beyond the model's positions; refuse it unless allowed."""
-    limit = loaded.identity.max_positions
+    limit = identity.max_positions
     beyond = [length for length in lengths if limit is not None and length > limit]
     if beyond and not allowed:
         raise InputError(

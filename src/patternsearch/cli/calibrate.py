@@ -141,7 +141,10 @@ def calibrate(
     Several GPUs: torchrun --nproc-per-node 8 -m patternsearch calibrate … (add --tp-ranks 4 for
     two copies of the model on four GPUs each).
     """
-    from patternsearch.calibration.api import calibrate as run_calibration
+    from patternsearch.calibration.clock import PhaseClock
+
+    clock = PhaseClock()
+    from patternsearch.calibration.api import calibrate_by
     from patternsearch.calibration.distributed import PeerError, is_first_process
     from patternsearch.calibration.request import CalibrationRequest
     from patternsearch.cli._summary import calibration_summary
@@ -178,10 +181,11 @@ def calibrate(
     )
     try:
         if not is_first_process():
-            run_calibration(request, options)
+            calibrate_by(clock, request, options)
             return
         with progress_for(stderr_console(), log_json=log_json) as progress:
-            outcome = run_calibration(
+            outcome = calibrate_by(
+                clock,
                 request,
                 options,
                 timings=timings,
