@@ -75,6 +75,7 @@ def attention_features(q: Tensor, k: Tensor, *, scale: float) -> Tensor:
     offset = positions[:, None] - positions[None, :]
     hidden = offset < 0
     band = _offset_band(offset.clamp(min=0))
+    in_band = [(band == b).float() for b in range(_NUM_OFFSET_BANDS)]
     log_keys = (positions[1:] + 1).float().log()
     queries = q[0].reshape(num_kv_heads, -1, n, head_dim)
     rows = []
@@ -84,8 +85,7 @@ def attention_features(q: Tensor, k: Tensor, *, scale: float) -> Tensor:
         p = log_p.exp()
         sink = p[:, :, 0].mean(-1, keepdim=True)
         # Not index_add_: on CUDA its order, and so the last digit, changes from run to run.
-        bands = range(_NUM_OFFSET_BANDS)
-        by_band = torch.stack([p.masked_fill(band != b, 0.0).sum((1, 2)) for b in bands], dim=1)
+        by_band = torch.stack([(p * mask).sum((1, 2)) for mask in in_band], dim=1)
         entropy = -torch.where(hidden, 0.0, p * log_p).nan_to_num(0.0).sum(-1)
         normalised = (entropy[:, 1:] / log_keys).sum(-1, keepdim=True) / max(n - 1, 1)
         rows.append(torch.cat([sink, by_band / n, normalised], dim=1))
