@@ -10,6 +10,7 @@ import torch
 from patternsearch.calibration.distributed import Team
 from patternsearch.calibration.request import CalibrationRequest
 from patternsearch.model.loading import OpenedModel, open_model
+from patternsearch.model.placement import check_device
 
 __all__ = ["import_model_library", "open_for_team"]
 
@@ -18,8 +19,12 @@ def import_model_library(device: str) -> None:
     """Import what every model needs of transformers, and wake the GPU meanwhile.
 
     Args:
-        device: of this process, as asked for; whether it exists is not checked here.
+        device: of this process.
+
+    Raises:
+        InputError, EnvironmentLacks: as :func:`patternsearch.model.placement.check_device`.
     """
+    check_device(device)
     with _waking(device):
         import transformers.modeling_utils
         import transformers.models.auto.modeling_auto
@@ -30,7 +35,7 @@ def import_model_library(device: str) -> None:
 def _waking(device: str) -> Iterator[None]:
     """Let a thread make the context of a GPU, unless it is a current one that has one."""
     is_current_one = device == "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if not device.startswith("cuda") or is_current_one or not torch.cuda.is_available():
+    if not device.startswith("cuda") or is_current_one:
         yield
         return
     # Not in the thread: this takes a lock of its own, and may import.

@@ -18,6 +18,7 @@ from patternsearch.model.identity import (
     read_config,
 )
 from patternsearch.model.load_errors import one_line
+from patternsearch.model.placement import check_device, move_model
 from patternsearch.model.quiet import quiet_library
 from patternsearch.model.rope import check_rope_exact
 from patternsearch.model.sources import ModelSource, resolve_model
@@ -203,7 +204,7 @@ def open_model(
     tensor_parallel: int = 1,
 ) -> OpenedModel:
     """Do all of :func:`load_model` that reads no weights; arguments and errors are the same."""
-    where = _check_device(device)
+    where = check_device(device)
     source = (
         reference
         if isinstance(reference, ModelSource)
@@ -265,21 +266,6 @@ def default_dtype(identity: ModelIdentity, device: str | torch.device) -> torch.
     if str(device) == "cpu":
         return torch.float32
     return _DTYPES.get(identity.dtype, torch.bfloat16)
-
-
-def _check_device(device: str | torch.device) -> str:
-    name = str(device)
-    try:
-        kind = "auto" if name == "auto" else torch.device(name).type
-    except RuntimeError:
-        raise InputError(f"{name!r} is no device; name cpu, cuda, cuda:1 or auto") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentLacks(f"no CUDA device is available for {name!r}; use the device cpu")
-    if kind == "cuda" and (torch.device(name).index or 0) >= torch.cuda.device_count():
-        raise EnvironmentLacks(
-            f"{name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
-        )
-    return name
 
 
 def _check_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -390,7 +376,7 @@ def _load_weights(
                 "complete it (config.json and weights must belong together)"
             )
     if device != "auto" and tensor_parallel == 1:
-        model = model.to(device)
+        move_model(model, torch.device(device))
     return model.eval().requires_grad_(False)
 
 
