@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read scores: a folder that ``calibrate`` wrote, or a data frame of the same columns."""
 
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_scores", "scores_from_frame"]
 
+_READERS = 2
 _TEXT_COLUMNS = ("sample_id", "source", "split", "kind", "estimator", "index")
 _NEEDED = tuple(name for name in SCORES_COLUMNS if name != "mass_logical")
 
@@ -46,8 +50,8 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
         )
     expected = _sample_ids(folder.samples)
     collector = Collector()
-    for path in _part_files(folder.scores):
-        collector.add(_read_parquet(path, _NEEDED), path.name)
+    for path, columns in _read_ahead(_part_files(folder.scores)):
+        collector.add(columns, path.name)
     found = collector.sample_ids()
     unscored = [sample for sample in expected if sample not in found]
     if unscored:
@@ -85,6 +89,19 @@ def _part_files(scores: Path) -> list[Path]:
     if not parts:
         raise ScoresError(f"{scores} holds no part files: no sample was scored yet; {REDO}")
     return parts
+
+
+def _read_ahead(paths: Sequence[Path]) -> Iterator[tuple[Path, TableColumns]]:
+    """Read parts in order, a few ahead of their use."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        coming: deque[tuple[Path, Future[TableColumns]]] = deque()
+        for path in paths:
+            coming.append((path, pool.submit(_read_parquet, path, _NEEDED)))
+            if len(coming) > _READERS:
+                first, part = coming.popleft()
+                yield first, part.result()
+        for path, part in coming:
+            yield path, part.result()
 
 
 def _check_columns(have: tuple[str, ...], need: tuple[str, ...], where: str) -> None:
