@@ -17,8 +17,8 @@ from patternsearch.patterns.candidates import (
 )
 from patternsearch.patterns.row_sampling import RowSample
 from patternsearch.schema.scores import LOW_COLUMNS, SAMPLED_COLUMNS, SCORES_COLUMNS
-from patternsearch.scoring.accounts import SampledRegions
 from patternsearch.scoring.engine import LayerScorer
+from patternsearch.scoring.regions import SampledRegions, SampleTables
 from patternsearch.scoring.table import sample_table
 from support.planted import planted_qk
 
@@ -92,11 +92,11 @@ def test_column_sums_are_sums_of_probabilities(step, with_lse, monkeypatch):
 
     monkeypatch.setattr(module, "_SUMS_ELEMENTS", {"cpu": 2**15, "cuda": 2**15})
     q, k = layer(400)
-    units = [
+    units = tuple(
         range(start, min(start - start % 64 + 64, 400), step)
         for start in (0, 1, 130, 131, 140, 327, 384, 385, 390)
         if step > 1 or start % 64 == 0
-    ]
+    )
     p, lse = probabilities(q, k, 0.25)
     seen = 0
     for piece in unit_column_sums(q, k, scale=0.25, lse=lse if with_lse else None, units=units):
@@ -151,10 +151,9 @@ def test_correction_by_what_is_known_leaves_the_estimate_unbiased():
     for two in itertools.product(pairs, pairs):
         sample = draw(two)
         mine = values[..., torch.from_numpy(sample.first_row)]
-        plain.append(SampledRegions(sample, mine.device).sum(mine)[..., :2])
-        regions = SampledRegions(sample, mine.device)
-        regions.know(known)
-        both = regions.sum(mine)
+        tables = SampleTables(sample, mine.device)
+        plain.append(SampledRegions(tables).sum(mine)[..., :2])
+        both = SampledRegions(tables, known).sum(mine)
         corrected.append(both[..., :2])
         variances.append(both[..., 4:6])
     for estimates in (plain, corrected):
@@ -168,8 +167,7 @@ def test_correction_makes_a_line_exact():
     known = torch.rand(1, 11, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = 0.2 + 0.7 * known.transpose(1, 2)
     sample = draw([(0, 3), (1, 2)])
-    regions = SampledRegions(sample, known.device)
-    regions.know(known)
+    regions = SampledRegions(SampleTables(sample, known.device), known)
     ours = regions.sum(values[..., sample.first_row])
     truth = torch.stack([values[..., :5].sum(-1), values[..., 5:].sum(-1)], -1)
     torch.testing.assert_close(ours[..., :2], truth, atol=1e-2, rtol=0)

@@ -12,6 +12,7 @@ end of the prompt cuts, are scored whole.
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ Int = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowSample:
     """Which units are scored, and what they stand for.
 
@@ -60,13 +61,13 @@ class RowSample:
     chosen: Int
     row_stratum: Int
 
-    @property
-    def units(self) -> list[range]:
+    @cached_property
+    def units(self) -> tuple[range, ...]:
         """The rows of each unit."""
-        return [
+        return tuple(
             range(first, first + self.stride * count, self.stride)
             for first, count in zip(self.first_row.tolist(), self.num_rows.tolist(), strict=True)
-        ]
+        )
 
     @property
     def weights(self) -> Floats:

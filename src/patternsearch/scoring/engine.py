@@ -29,8 +29,9 @@ from patternsearch.patterns.candidates import (
 )
 from patternsearch.patterns.consumers import MINFERENCE_TILE, Consumer
 from patternsearch.patterns.geometry import NUM_REGIONS, num_tiles
-from patternsearch.patterns.row_sampling import RowSample, sample_rows
-from patternsearch.scoring.accounts import Accounts, LayerScores, SampledRegions, joined_heads
+from patternsearch.patterns.row_sampling import sample_rows
+from patternsearch.scoring.accounts import Accounts, LayerScores, joined_heads
+from patternsearch.scoring.regions import SampledRegions, SampleTables
 from patternsearch.scoring.sampled_rows import sampled_in_torch, sampled_on_cuda
 from patternsearch.scoring.tile_sets import (
     TileMasses,
@@ -42,6 +43,9 @@ from patternsearch.scoring.vertical_slash import VerticalSlashIndex, prepare
 
 __all__ = ["LayerScorer", "LayerScores"]
 
+_DRAWS = 8
+"""Samples of rows that the layers take in turn: laying one out costs the host more than a layer's
+launches."""
 _TILE_PAIRS = 2**28
 """Largest number of tiles, over all heads, whose masses are held at a time (1 GiB)."""
 
@@ -103,7 +107,7 @@ class LayerScorer:
             )
         self.row_sample = row_sample
         self.row_seed = row_seed
-        self._samples: dict[tuple[int, int], RowSample] = {}
+        self._samples: dict[tuple[int, int, torch.device], SampleTables] = {}
         self.oracle = oracle
         self.consumer: Consumer = consumer
         self.backend = backend
@@ -205,9 +209,14 @@ class LayerScorer:
         n = q.shape[2]
         sample = None
         if self.row_sample < 1.0:
-            sample = self._sample(n, layer or 0)
+            sample = self._sample(n, layer or 0, q.device)
         accounts = Accounts(
-            q.shape[1], len(self.specs), n, q.device, sample=sample, first_head=first_head
+            q.shape[1],
+            len(self.specs),
+            n,
+            q.device,
+            sample=None if sample is None else sample.sample,
+            first_head=first_head,
         )
         oracle_masses = self._oracle_pass(q, k, scale, lse)
         slashes = self._slash_indices(q, k, scale, oracle_masses)
@@ -233,13 +242,15 @@ class LayerScorer:
         )
         return accounts.finish(self.specs, total[:, 0, :NUM_REGIONS].sum(-1), layer)
 
-    def _sample(self, n: int, layer: int) -> RowSample:
-        """Return a layer's sample of rows; texts of one length follow each other."""
-        if any(length != n for length, _ in self._samples):
+    def _sample(self, n: int, layer: int, device: torch.device) -> SampleTables:
+        """Return the sample of rows that a layer is scored on; texts of one length follow."""
+        key = (n, layer % _DRAWS, device)
+        if any(other[0] != n for other in self._samples):
             self._samples.clear()
-        if (n, layer) not in self._samples:
-            self._samples[n, layer] = sample_rows(n, self.row_sample, self.row_seed, layer)
-        return self._samples[n, layer]
+        if key not in self._samples:
+            sample = sample_rows(n, self.row_sample, self.row_seed, layer % _DRAWS)
+            self._samples[key] = SampleTables(sample, device)
+        return self._samples[key]
 
     def _put_exact(
         self,
@@ -280,17 +291,18 @@ class LayerScorer:
         k: Tensor,
         scale: float,
         lse: Tensor | None,
-        sample: RowSample,
+        sample: SampleTables,
     ) -> tuple[TileMasses, None]:
         """Score the rows of a sample; enter Vertical-Slash and return the masses of tiles."""
-        regions = SampledRegions(sample, q.device)
         measure = sampled_on_cuda if self.backend == "triton" else sampled_in_torch
-        unit_mass, missed = measure(slashes, q, k, scale=scale, lse=lse, sample=sample)
+        unit_mass, missed = measure(slashes, q, k, scale=scale, lse=lse, sample=sample.sample)
+        known = None
         if lse is not None:
-            regions.know(near_masses(q, k, scale=scale, lse=lse, backend=self.backend))
+            known = near_masses(q, k, scale=scale, lse=lse, backend=self.backend)
+        regions = SampledRegions(sample, known)
         for index, total in zip(slashes, missed, strict=True):
             index.put_sampled(accounts, total, regions)
-        return TileMasses(unit_mass, accounts.n, (sample, regions)), None
+        return TileMasses(unit_mass, accounts.n, regions), None
 
     def _oracle_pass(
         self, q: Tensor, k: Tensor, scale: float, lse: Tensor | None

@@ -25,8 +25,8 @@ from patternsearch.patterns.geometry import (
     query_segments,
     region_rows,
 )
-from patternsearch.patterns.row_sampling import RowSample
-from patternsearch.scoring.accounts import Accounts, Regions, SampledRegions
+from patternsearch.scoring.accounts import Accounts
+from patternsearch.scoring.regions import Regions, SampledRegions
 
 __all__ = ["TileMasses", "put_a_shape", "put_block_sparse", "put_dense"]
 
@@ -40,26 +40,26 @@ class TileMasses:
     Args:
         segment_mass: [Hq, segments, num_tiles(n, 64)]; of a sample, its units are the segments.
         n: real tokens.
-        sample: which rows were scored, and how units become regions; None for all rows.
+        regions: of a sample, how its units become regions; None for all rows.
     """
 
     def __init__(
         self,
         segment_mass: Tensor,
         n: int,
-        sample: tuple[RowSample, SampledRegions] | None = None,
+        regions: SampledRegions | None = None,
     ) -> None:
         self.n = n
         self.segment_mass = segment_mass
-        self.is_sampled = sample is not None
+        self.is_sampled = regions is not None
         self.regions: Regions | SampledRegions
-        if sample is None:
+        if regions is None:
             bounds, region = query_segments(n, 64)
             self.first_row = bounds[:-1]
             self.regions = Regions(n, region.tolist())
         else:
-            rows, self.regions = sample
-            self.first_row = rows.first_row
+            self.regions = regions
+            self.first_row = regions.tables.sample.first_row
 
     @property
     def num_heads(self) -> int:

@@ -30,7 +30,8 @@ from patternsearch.patterns.geometry import (
     region_rows,
     tile_rows,
 )
-from patternsearch.scoring.accounts import Accounts, SampledRegions
+from patternsearch.scoring.accounts import Accounts
+from patternsearch.scoring.regions import SampledRegions
 
 __all__ = ["Budgets", "VerticalSlashIndex", "columns_that_run", "prepare"]
 
@@ -182,7 +183,9 @@ class VerticalSlashIndex:
         device = missed.device
         extent = upload(np.asarray(self.extent.of_candidate), device)
         vertical = upload(np.asarray(self.vertical.of_candidate), device)
-        captured = regions.unit_rows[:, None] - missed[:, :, extent, vertical]  # [Hq, units, G]
+        captured = (
+            regions.tables.unit_rows[:, None] - missed[:, :, extent, vertical]
+        )  # [Hq, units, G]
         tiles, pairs, columns = self._counts(accounts.n)
         logical = None
         if self.logical_table is not None:

@@ -6,8 +6,9 @@ part of its probabilities; whatever is asked of whole tiles or of columns follow
 are handed over piece by piece, never all at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -46,7 +47,7 @@ def unit_column_sums(
     *,
     scale: float,
     lse: Tensor | None,
-    units: Sequence[range],
+    units: tuple[range, ...],
 ) -> Iterator[ColumnSums]:
     """Yield the column sums of every head and unit once, in plain PyTorch, computed in float32.
 
@@ -87,8 +88,9 @@ def unit_column_sums(
             yield ColumnSums(heads, places, sums)
 
 
-def unit_rows(units: Sequence[range]) -> Tensor:
-    """Lay out the rows of units in blocks of 64 rows.
+@lru_cache(maxsize=32)
+def unit_rows(units: tuple[range, ...]) -> Tensor:
+    """Lay out the rows of units in blocks of 64 rows; the result is shared, never write to it.
 
     Returns:
         int32 [blocks, units of a block, rows of a unit] on the CPU, −1 where there is no row. A

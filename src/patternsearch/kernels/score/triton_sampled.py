@@ -189,7 +189,7 @@ def launch_sampled_masses(
     *,
     scale: float,
     lse: Tensor,
-    units: Sequence[range],
+    units: tuple[range, ...],
     budgets: Sequence[ColumnBudgets],
 ) -> tuple[Tensor, list[Tensor]]:
     """Return what the rows of each unit give to each key tile, and what budgets miss of it.
@@ -245,7 +245,7 @@ def _groups(budgets: Sequence[ColumnBudgets]) -> list[list[int]]:
 
 def _launch(
     op: ScoreOperands,
-    units: Sequence[range],
+    units: tuple[range, ...],
     budgets: Sequence[ColumnBudgets],
     dtype: torch.dtype,
     unit_mass: Tensor,
