@@ -6,7 +6,7 @@
 Every run is the real program in processes of its own, started by torchrun where there are two. The
 models are random, of the shapes of Llama-3.2-1B and Llama-3.1-8B but for their vocabulary (that of
 a byte-level tokenizer) and, with --tp-layers, the number of layers; their heads differ in
-sharpness. The text is Python's standard library.
+sharpness. The text is the source of Python's standard library and of transformers.
 
 dp       Data parallel over samples: the files of two processes against those of one; wall time of
          the whole process and of the sampling alone (forward to write, first process).
@@ -70,6 +70,11 @@ heldout_fraction: 0.0
 lengths: [{tokens: 8192, samples: 1}]
 sources:
   - {kind: package, name: stdlib, package: stdlib, files: ["*.py"], min_chars: 4000}
+  - kind: package
+    name: transformers
+    package: transformers
+    files: ["models/[a-e]*/modeling_*.py"]
+    min_chars: 4000
 """
 
 
@@ -91,7 +96,7 @@ class Sizes:
 
 
 SIZES = {
-    "cuda": Sizes("1b", 32_768, 40, "8b", 131_072, 8, 0.3, 8192, 12, "default", 8),
+    "cuda": Sizes("1b", 32_768, 160, "8b", 131_072, 8, 0.3, 8192, 12, "default", 8),
     "cpu": Sizes("tiny", 256, 4, "tiny8", 256, 2, 0.8, 256, 6, "smoke", 1),
 }
 
