@@ -96,7 +96,7 @@ class Sizes:
 
 
 SIZES = {
-    "cuda": Sizes("1b", 32_768, 160, "8b", 131_072, 8, 0.3, 8192, 12, "default", 8),
+    "cuda": Sizes("1b", 32_768, 240, "8b", 131_072, 8, 0.3, 8192, 12, "default", 8),
     "cpu": Sizes("tiny", 256, 4, "tiny8", 256, 2, 0.8, 256, 6, "smoke", 1),
 }
 
@@ -726,7 +726,7 @@ def arguments(argv=None):
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--work", type=Path, help="folder of models and runs, kept; else temporary")
     parser.add_argument("--timings", type=Path, help="timing table to predict rank times from")
-    parser.add_argument("--timeout", type=float, default=150.0, help="of one process, seconds")
+    parser.add_argument("--timeout", type=float, default=400.0, help="of one process, seconds")
     for name in (
         "dp-length",
         "dp-samples",
