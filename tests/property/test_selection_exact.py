@@ -120,6 +120,9 @@ class NoisyTimes:
         rng = np.random.default_rng([self.seed, num_tokens])
         return rng.integers(1, 60, tiles.shape) / 16
 
+    def launch_cost(self, candidates):
+        return 0.0
+
 
 def combinations(problem):
     """Every choice of eligible candidates as an array [combinations, L, H]."""

@@ -24,6 +24,9 @@ class SquareTimes:
         sparse = (tiles * tile**2 + columns * tile) / 1e6 + index
         return np.where(tile == 0, num_tokens * (num_tokens + 1) / 4e6, sparse)
 
+    def launch_cost(self, candidates):
+        return 0.25 * len(set(candidates))
+
 
 @pytest.fixture(scope="module")
 def frame():
@@ -126,6 +129,9 @@ def test_measured_times_are_recorded_for_every_length(scores):
         assert point.sparse_ms == pytest.approx(total, abs=1e-5)
         dense = point.length * (point.length + 1) / 4e6 * 6
         assert point.dense_ms == pytest.approx(dense, abs=1e-5)
+        layers = [{e.pattern for e in heads} for heads in selected.heads if heads is not None]
+        launched = sum(0.25 * len(layer) for layer in layers if layer != {Dense()})
+        assert point.launch_ms == launched > 0
     assert record.min_length == min_length(record.break_even)
 
 
@@ -139,12 +145,18 @@ def test_measured_times_are_recorded_for_every_length(scores):
         ([(1024, 2, 1), (4096, 8, 9), (8192, 9, 1)], 4244),
         ([(1024, 1, 1)], 1024),
         ([(1024, 1, 2), (4096, 2, 0)], 1024),
+        ([(1024, 1, 0.1, 2), (4096, 2, 0.2, 1)], 2048),
+        ([(1024, 1, 0.1, 3), (4096, 2, 0.2, 3)], 5017),
+        ([(1024, 1, 2, 9), (4096, 2, 3, 1)], 4097),
+        ([(1024, 1, 2, 0.1), (4096, 2, 1, 0.1)], 2048),
     ],
     ids=["always faster", "crossing", "crossing at the middle", "never faster",
-         "last crossing counts", "equal is not slower", "free"],
+         "last crossing counts", "equal is not slower", "free", "launches fall behind",
+         "bound by launches", "bound by the GPU", "launches hidden"],
 )  # fmt: skip
 def test_min_length_is_where_dense_stops_winning(points, expected):
-    break_even = [BreakEven(length=n, dense_ms=d, sparse_ms=s) for n, d, s in points]
+    names = ("length", "dense_ms", "sparse_ms", "launch_ms")
+    break_even = [BreakEven(**dict(zip(names, point, strict=False))) for point in points]
     assert min_length(break_even) == expected
 
 
@@ -318,6 +330,9 @@ class NoisyDense:
 
     def index_cost(self, candidates, num_tokens):
         return np.zeros(len(candidates))
+
+    def launch_cost(self, candidates):
+        return 0.0
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,23 @@ def test_arrays_are_priced_cell_by_cell(model):
         assert cost[at] == pytest.approx(one[0])
 
 
+def test_launches_count_once_an_index_and_once_a_tile(model):
+    assert model.launch_cost(CANDIDATES) == 0.0  # the table was measured without them
+    host = {"dense": 0.1, "attend_a_shape": 0.2, "attend_vertical_slash": 0.5,
+            "attend_block_sparse": 0.4, "index_spread": 2.0, "index_last_q": 3.0,
+            "index_pooled_query": 1.0, "index_pooled": 1.5}  # fmt: skip
+    rows = [row.model_copy(update={"host_ms": host[row.op]}) for row in timing_rows()]
+    timed = TimeModel(timing_table(tuple(rows)), dtype="bfloat16", head_dim=128)
+    spread = [VerticalSlashSpread(vertical=v, diagonals=4, tile=128) for v in (64, 500)]
+    other_rows = VerticalSlashSpread(vertical=64, diagonals=4, tile=128, spread_rows=128)
+    shape = AShape(sink=128, window=1024, tile=128)
+    blocks = BlockSparse(blocks=4, tile=64)
+    assert timed.launch_cost([shape]) == 0.2
+    assert timed.launch_cost([*spread, shape]) == 2.0 + 0.5
+    assert timed.launch_cost([*spread, other_rows]) == 2.0 + 2.0 + 0.5
+    assert timed.launch_cost([*spread, blocks, blocks, Dense()]) == 2.0 + 1.0 + 0.5 + 0.4 + 0.1
+
+
 # --- outside the table -----------------------------------------------------------------------
 
 

@@ -90,10 +90,12 @@ def _totals(outcome: "CalibrationOutcome") -> list[str]:
     if record.measured:
         lines.extend(
             f"attention {at.length} tokens: {at.sparse_ms:.2f} ms predicted, dense "
-            f"{at.dense_ms:.2f} ms ({at.dense_ms / at.sparse_ms:.2f}×) on {record.timings_device}"
+            f"{at.dense_ms:.2f} ms ({at.dense_ms / at.sparse_ms:.2f}×) on {record.timings_device}; "
+            f"launches {at.launch_ms:.1f} ms"
             for at in record.break_even
             if at.sparse_ms
         )
+        lines.append(f"dense     runs below {record.min_length} tokens (min_length)")
     else:
         share = selected.cost / selected.dense_cost if selected.dense_cost else 1.0
         lines.append(f"work      {share:.1%} of the dense pairs at the longest length")

@@ -106,7 +106,7 @@ def _lines(selected: "SelectedHeads") -> Iterator[Any]:
         for point in record.break_even:
             yield (
                 f"attention {point.length} tokens: dense {point.dense_ms:.3f} ms, chosen "
-                f"{point.sparse_ms:.3f} ms"
+                f"{point.sparse_ms:.3f} ms, its launches {point.launch_ms:.1f} ms"
             )
         yield f"dense     runs below {record.min_length} tokens (min_length)"
     else:

@@ -178,6 +178,11 @@ class BreakEven(Document):
     length: PositiveInt
     dense_ms: Milliseconds
     sparse_ms: Milliseconds
+    launch_ms: Milliseconds | None = Field(
+        default=None,
+        description="time that the host launches the chosen patterns for, beside the GPU's; null "
+        "in documents older than it",
+    )
 
 
 class Selection(Document):

@@ -3,7 +3,7 @@
 work and for measured time.
 """  # noqa: D205
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -61,6 +61,9 @@ class CostModel(Protocol):
     def index_cost(self, candidates: Sequence[Candidate], num_tokens: int) -> Floats:
         """Return the cost of building one head's index, [C]; 0 for static patterns."""
 
+    def launch_cost(self, candidates: Iterable[Candidate]) -> float:
+        """Return the milliseconds that the host launches for in a layer whose heads run these."""
+
 
 class Work:
     """Pairs that a tiled kernel executes: tiles·T² + columns·T; dense: its causal pairs.
@@ -85,6 +88,10 @@ class Work:
     def index_cost(self, candidates: Sequence[Candidate], num_tokens: int) -> Floats:
         """Return the query-key products that an index computes, [C]."""
         return np.array([_index_products(c, num_tokens) for c in candidates], dtype=np.float64)
+
+    def launch_cost(self, candidates: Iterable[Candidate]) -> float:
+        """Return 0: launches are not counted."""
+        return 0.0
 
 
 def _index_products(candidate: Candidate, n: int) -> int:

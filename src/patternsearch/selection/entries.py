@@ -195,20 +195,29 @@ def record(
 def min_length(break_even: Sequence[BreakEven]) -> int:
     """Return the length from which on the selection is no slower than dense.
 
+    What counts is the longer of the GPU's time and the host's launches, as if nothing hid them: in
+    a large model they are hidden, but then attention of such a length is a small part of a layer.
     Never below the shortest calibrated length, where nothing was scored. Between two calibrated
     lengths the ratio of times is interpolated over the logarithm of the length, and rounded up.
-    If dense wins at the longest calibrated length, the result is one token more.
+    If dense wins at the longest calibrated length, the result is one token more; if because of
+    launches, which stay as they are, it is where dense attention, as n², takes as long.
     """
     ordered = sorted(break_even, key=lambda point: point.length)
-    slower = [point for point in ordered if point.sparse_ms > point.dense_ms]
+    slower = [point for point in ordered if _chosen_ms(point) > point.dense_ms]
     if not slower:
         return ordered[0].length
     last_slower = ordered.index(slower[-1])
     if last_slower == len(ordered) - 1:
-        return ordered[-1].length + 1
+        last = ordered[-1]
+        launches = (last.launch_ms or 0.0) / last.dense_ms if last.dense_ms > 0 else 0.0
+        return max(last.length + 1, math.ceil(last.length * math.sqrt(launches)))
     low, high = ordered[last_slower], ordered[last_slower + 1]
-    a = math.log(low.sparse_ms / low.dense_ms)
-    b = math.log(high.sparse_ms / high.dense_ms) if high.sparse_ms > 0 else -math.inf
+    a = math.log(_chosen_ms(low) / low.dense_ms)
+    b = math.log(_chosen_ms(high) / high.dense_ms) if _chosen_ms(high) > 0 else -math.inf
     share = 0.0 if math.isinf(b) else a / (a - b)
     crossing = math.exp(math.log(low.length) + share * math.log(high.length / low.length))
     return min(high.length, math.ceil(crossing))
+
+
+def _chosen_ms(point: BreakEven) -> float:
+    return max(point.sparse_ms, point.launch_ms or 0.0)

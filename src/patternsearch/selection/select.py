@@ -361,11 +361,18 @@ def _break_even(problem: Problem, choice: Ints, cost: CostModel) -> tuple[BreakE
     if not cost.measured:
         return ()
     dense, tp_size = problem.scores.dense_index, problem.options.tp_size
+    candidates = problem.scores.candidates
+    launch_ms = sum(
+        cost.launch_cost([candidates[place] for place in set(layer)])
+        for layer in choice.tolist()
+        if set(layer) != {dense}
+    )
     return tuple(
         BreakEven(
             length=table.statistics.length,
             dense_ms=round(rank_costs(table.cost[..., dense], tp_size).slowest, 6),
             sparse_ms=round(rank_costs(_at(table.cost, choice), tp_size).slowest, 6),
+            launch_ms=round(launch_ms, 6),
         )
         for table in problem.tables
     )

@@ -6,6 +6,7 @@ outside the table, or other sampled rows where only one number was measured, is 
 Budgets beyond the measured ones are extrapolated. It is the cost model that selection uses.
 """
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -103,6 +104,7 @@ class TimeModel:
         self.sha256: str | None = table.sha256
         self._shape = f"{dtype} head_dim {head_dim}"
         self._curves = _fit(rows)
+        self._launch = _launches(rows)
         self._sampled: dict[_Key, set[int]] = defaultdict(set)
         for row in rows:
             if row.rows is not None:
@@ -136,6 +138,20 @@ class TimeModel:
             TimingError: a candidate's index or the length was not measured.
         """
         return np.array([self._index(c, num_tokens) for c in candidates], dtype=np.float64)
+
+    def launch_cost(self, candidates: Iterable[Candidate]) -> float:
+        """Return the milliseconds that the host launches for, in a layer of such heads.
+
+        Heads of one index are launched together, and those of one tile size; neither the length
+        nor the number of heads matters. 0 for what the table was measured without launches.
+        """
+        some = set(candidates)
+        indices = {_launched_index(candidate) for candidate in some}
+        by_tile: dict[int | None, float] = defaultdict(float)
+        for key in map(_operation, some):
+            by_tile[key[1]] = max(by_tile[key[1]], self._launch.get(key, 0.0))
+        built = [self._launch.get(key, 0.0) for key, _ in indices if key is not None]
+        return math.fsum([*built, *by_tile.values()])  # whatever the order of the sets
 
     def require(self, candidates: Sequence[Candidate], lengths: Sequence[int]) -> None:
         """Refuse candidates and lengths that cannot be priced, before hours are spent on them.
@@ -273,6 +289,12 @@ def _index_operation(candidate: Candidate, n: int) -> tuple[_Key | None, Floats]
             return key, np.array([0.0, budget])
 
 
+def _launched_index(candidate: Candidate) -> tuple[_Key | None, int]:
+    """Return the index op and its sampled rows: heads that share both share their launches."""
+    key, features = _index_operation(candidate, 1)
+    return key, int(features[0])
+
+
 def _row_key(row: TimingRow) -> _Key:
     return row.op, row.tile
 
@@ -315,6 +337,19 @@ _SLICES: dict[Operation, type[Polyline] | type[Plane]] = {
     "attend_vertical_slash": Plane,
     "attend_block_sparse": Polyline,
 }
+
+
+def _launches(rows: Iterable[TimingRow]) -> dict[_Key, float]:
+    """Return the host's median milliseconds by operation; the fastest backend of each."""
+    times: dict[tuple[_Key, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.host_ms is not None:
+            times[_row_key(row), row.backend].append(row.host_ms)
+    found: dict[_Key, float] = {}
+    for (key, _), values in times.items():
+        median = float(np.median(values))
+        found[key] = min(median, found.get(key, median))
+    return found
 
 
 def _fit(rows: Iterable[TimingRow]) -> dict[_Key, dict[str, Curve]]:
