@@ -89,10 +89,10 @@ function breakEvenFigure(model) {
   if (points.length < 2) return message("Break-even length", `At ${tokens(points[0].length)} dense attention takes ${ms(points[0].dense_ms)}, the chosen patterns ${ms(points[0].sparse_ms)} (predicted for ${model.device}). Where they break even needs a second calibrated length.`);
   return figure({
     title: "Break-even: dense against chosen, attention of all heads", name: "break-even", height: 300,
-    caption: `Predicted for ${model.device}. Dense runs below ${model.min_length} tokens (vertical line).`,
+    caption: `Predicted for ${model.device}; launches are the host's, hidden in a large model. Dense runs below ${model.min_length} tokens (vertical line).`,
     csv: () => ({ header: ["length", "dense_ms", "sparse_ms", "launch_ms"], rows: points.map(p => [p.length, p.dense_ms, p.sparse_ms, p.launch_ms]) }),
     draw: () => ({
-      data: [["dense_ms", "dense", "--dense"], ["sparse_ms", "chosen", "--accent"], ["launch_ms", "launches of the chosen", "--muted"]].filter(([key]) => points.every(p => p[key] !== null)).map(([key, name, color]) => ({ x: points.map(p => p.length), y: points.map(p => p[key]), mode: "lines+markers", name, line: { color: style(color) }, hovertemplate: "%{x} tokens: %{y:.3f} ms<extra>" + name + "</extra>" })),
+      data: [["dense_ms", "dense", "--dense"], ["sparse_ms", "chosen", "--accent"], ["launch_ms", "launches of the chosen", "--warn"]].filter(([key]) => points.every(p => p[key] !== null)).map(([key, name, color]) => ({ x: points.map(p => p.length), y: points.map(p => p[key]), mode: "lines+markers", name, line: { color: style(color) }, hovertemplate: "%{x} tokens: %{y:.3f} ms<extra>" + name + "</extra>" })),
       layout: { xaxis: { title: { text: "tokens" }, type: "log", tickvals: points.map(p => p.length), ticktext: points.map(p => tokens(p.length).replace(" tokens", "")) }, yaxis: { title: { text: "ms" }, type: "log" },
         shapes: known(model.min_length) ? [{ type: "line", yref: "paper", y0: 0, y1: 1, x0: model.min_length, x1: model.min_length, line: { color: style("--muted"), dash: "dot", width: 1 } }] : [] },
     }),
