@@ -1,15 +1,10 @@
 """Reading a scores table: any row order gives the same arrays, and faults are named."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from patternsearch.errors import ScoresError
-from patternsearch.selection.columns import FrameColumns, TableColumns
 from patternsearch.selection.reading import load_scores, scores_from_frame
 from support.scores_factory import SMALL_GRID, scores_frame, write_scores
 
@@ -81,57 +76,6 @@ def test_object_columns_with_none_are_accepted(frame):
 
 def _drop(frame, mask):
     return frame[~mask]
-
-
-def test_frame_and_table_show_the_same_columns():
-    frame = pd.DataFrame(
-        {
-            "text": pd.array(["b", "a", None, "b", "c"], dtype="string"),
-            "whole": pd.array([3, None, 1, 3, 2], dtype="Int32"),
-            "real": [0.5, np.nan, 0.25, 0.5, 1.0],
-            "layer": np.array([1, 0, 1, 0, 1], dtype=np.int16),
-        }
-    )
-    table = pa.Table.from_pandas(frame.astype({"text": "category"}))
-    plain = pa.Table.from_pandas(frame)
-    nothing = plain.slice(0, 0)
-    for arrow in (table, plain, pa.concat_tables([plain.slice(0, 2), nothing, plain.slice(2)])):
-        a, b = FrameColumns(frame.iloc[1:]), TableColumns(arrow.slice(1))
-        assert len(a) == len(b) == 4
-        for name in ("text", "whole", "real", "layer"):
-            cells = []
-            for columns in (a, b):
-                codes, values = columns.codes(name)
-                cells.append([None if code < 0 else values[code] for code in codes])
-            assert cells[0] == cells[1], name
-        for name in ("whole", "real", "layer"):
-            np.testing.assert_array_equal(a.numbers(name), b.numbers(name))
-        np.testing.assert_array_equal(a.integers("layer"), b.integers("layer"))
-        for name in ("whole", "text"):
-            for columns in (a, b):
-                with pytest.raises((TypeError, ValueError)):
-                    columns.integers(name)
-
-
-def test_parts_with_other_row_orders_are_laid_out_alike(frame, tmp_path):
-    folder = write_scores(tmp_path / "a.scores", frame)
-    for number, part in enumerate(sorted(folder.scores.glob("*.parquet"))):
-        rows = pd.read_parquet(part)
-        if number % 2:
-            rows.iloc[::-1].to_parquet(part, index=False)
-    a, b = load_scores(folder), scores_from_frame(frame)
-    assert_same(a, b)
-
-
-def test_a_folder_is_read_without_pandas(frame, tmp_path):
-    folder = write_scores(tmp_path / "a.scores", frame)
-    code = (
-        "import sys; from pathlib import Path; from patternsearch.selection.select import pose; "
-        "from patternsearch.selection.options import SelectionOptions; "
-        f"pose(Path({str(folder.root)!r}), SelectionOptions()); "
-        "assert 'pandas' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 CASES = {

@@ -2,35 +2,28 @@
 """Lay the rows of a scores table out as arrays, checking that all samples agree."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from patternsearch.errors import ScoresError
-from patternsearch.patterns.candidates import CANDIDATE_COLUMNS, Candidate, Dense, describe
+from patternsearch.patterns.candidates import Candidate, Dense, describe
 from patternsearch.schema.scores import LOW_COLUMNS, MASS_COLUMNS
 from patternsearch.selection.arrays import Floats, LengthScores, ScoreArrays
-from patternsearch.selection.columns import Columns
 from patternsearch.selection.rows import (
     COUNT_COLUMNS,
     REDO,
     candidate_codes,
     check_values,
     float_column,
-    integer_column,
     is_oracle_row,
     some,
 )
 
 __all__ = ["Collector"]
-
-
-_KEY_COLUMNS = ("layer", "head", *CANDIDATE_COLUMNS, "index")
-"""What says where in the arrays a row belongs."""
-
-_SAMPLE_COLUMNS = ("source", "split", "length", "num_tokens")
-"""The same in every row of a sample."""
 
 
 @dataclass(slots=True)
@@ -48,27 +41,6 @@ class _Sample:
     counts: Floats
 
 
-@dataclass(slots=True)
-class _Keys:
-    """The key columns of a chunk; parts of one run all have the same ones.
-
-    Attributes:
-        columns: the chunk itself.
-        codes: each row's place in ``candidates``.
-        candidates: in order of first appearance.
-        layer, head, oracle: of each row.
-        cells: if the chunk was one whole sample: the cell of each row in [L, H, C], checked.
-    """
-
-    columns: Columns
-    codes: NDArray[np.int64]
-    candidates: list[Candidate]
-    layer: NDArray[np.int64]
-    head: NDArray[np.int64]
-    oracle: NDArray[np.bool_]
-    cells: NDArray[np.int64] | None = None
-
-
 class Collector:
     """Takes chunks of rows, one or more whole samples each, and lays them out."""
 
@@ -77,105 +49,78 @@ class Collector:
         self._layers: NDArray[np.int64] | None = None
         self._num_heads = 0
         self._samples: dict[str, _Sample] = {}
-        self._keys: _Keys | None = None
 
     def sample_ids(self) -> set[str]:
         """Return the samples that have been added."""
         return set(self._samples)
 
-    def add(self, columns: Columns, where: str) -> None:
+    def add(self, frame: pd.DataFrame, where: str) -> None:
         """Lay out every sample of a chunk.
 
         Raises:
             ScoresError: rows are missing, repeated, foreign or out of range.
         """
-        if not len(columns):
+        if frame.empty:
             raise ScoresError(f"{where} holds no rows: {REDO}")
-        sample_codes, sample_ids = columns.codes("sample_id")
-        keys = self._keys_of(columns, where)
+        sample_codes, sample_ids = pd.factorize(frame["sample_id"])
+        codes, candidates = candidate_codes(frame, where)
         values = {
-            name: float_column(columns, name, where)
+            name: float_column(frame, name, where)
             for name in (*MASS_COLUMNS, *COUNT_COLUMNS, *LOW_COLUMNS)
-            if name not in LOW_COLUMNS or name in columns.names
+            if name not in LOW_COLUMNS or name in frame
         }
+        heads = {name: frame[name].to_numpy(dtype=np.int64) for name in ("layer", "head")}
+        oracle = is_oracle_row(frame, where)
         order = np.argsort(sample_codes, kind="stable")
         bounds = np.searchsorted(sample_codes[order], np.arange(len(sample_ids) + 1))
         for place, sample_id in enumerate(sample_ids):
             rows = order[bounds[place] : bounds[place + 1]]
-            if not len(rows):  # a dictionary may name what no row has
-                continue
             sample = str(sample_id)
             if sample in self._samples:
                 raise ScoresError(
                     f"sample {sample} appears in more than one part ({where}): each sample is one "
                     f"part; {REDO} with --fresh"
                 )
-            self._samples[sample] = self._lay_out(sample, rows, keys, values)
-
-    def _keys_of(self, columns: Columns, where: str) -> _Keys:
-        """Read the key columns, unless they are those of the chunk before."""
-        if self._keys is None or not columns.same(self._keys.columns, _KEY_COLUMNS):
-            codes, candidates = candidate_codes(columns, where)
-            self._keys = _Keys(
-                columns=columns,
-                codes=codes,
-                candidates=candidates,
-                layer=integer_column(columns, "layer", where),
-                head=integer_column(columns, "head", where),
-                oracle=is_oracle_row(columns, where),
+            self._samples[sample] = self._lay_out(
+                sample, frame.iloc[rows[0]], rows, codes, candidates, heads, oracle, values
             )
-        return replace(self._keys, columns=columns)
-
-    def _cells(self, sample: str, rows: NDArray[np.int64], keys: _Keys) -> NDArray[np.int64]:
-        """Return the cell of each of a sample's rows in the flat [L, H, C] array.
-
-        Raises:
-            ScoresError: the sample does not agree with the first one, or is not complete.
-        """
-        is_whole = len(rows) == len(keys.codes)
-        if is_whole and keys.cells is not None:
-            return keys.cells
-        layer, head, codes = keys.layer[rows], keys.head[rows], keys.codes[rows]
-        place = self._agree(sample, codes, keys.candidates, layer, head)
-        assert self._layers is not None
-        cells = np.ravel_multi_index(
-            (np.searchsorted(self._layers, layer), head, place[codes]), self._shape
-        )
-        self._check_complete(sample, cells[~keys.oracle[rows]], self._shape)
-        if is_whole and self._keys is not None:
-            self._keys.cells = cells
-        return cells
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        assert self._layers is not None
-        return len(self._layers), self._num_heads, len(self._candidates)
 
     def _lay_out(
         self,
         sample: str,
+        first: "pd.Series[Any]",
         rows: NDArray[np.int64],
-        keys: _Keys,
+        codes: NDArray[np.int64],
+        candidates: list[Candidate],
+        heads: dict[str, NDArray[np.int64]],
+        oracle: NDArray[np.bool_],
         values: dict[str, Floats],
     ) -> _Sample:
-        cell = self._cells(sample, rows, keys)
-        is_oracle = keys.oracle[rows]
+        layer, head = heads["layer"][rows], heads["head"][rows]
+        place = self._agree(sample, codes[rows], candidates, layer, head)
+        assert self._layers is not None
+        shape = (len(self._layers), self._num_heads, len(self._candidates))
+        cell = np.ravel_multi_index(
+            (np.searchsorted(self._layers, layer), head, place[codes[rows]]), shape
+        )
+        is_oracle = oracle[rows]
+        self._check_complete(sample, cell[~is_oracle], shape)
         selectable, informing = rows[~is_oracle], rows[is_oracle]
-        place = cell[~is_oracle]
 
-        def arrays(names: tuple[str, ...]) -> Floats:
-            array = np.full((len(names), *self._shape), np.nan)
+        def masses(names: tuple[str, ...]) -> Floats:
+            mass = np.full((len(names), *shape), np.nan)
             for axis, name in enumerate(names):
-                array[axis].reshape(-1)[place] = values[name][selectable]
-            return array
+                mass[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
+            return mass
 
-        mass = arrays(MASS_COLUMNS)
-        sure = arrays(LOW_COLUMNS) if LOW_COLUMNS[0] in values else None
-        counts = arrays(COUNT_COLUMNS)
-        oracle_mass = np.full(self._shape, np.nan)
+        mass = masses(MASS_COLUMNS)
+        sure = masses(LOW_COLUMNS) if LOW_COLUMNS[0] in values else None
+        counts = np.empty((len(COUNT_COLUMNS), *shape))
+        for axis, name in enumerate(COUNT_COLUMNS):
+            counts[axis].reshape(-1)[cell[~is_oracle]] = values[name][selectable]
+        oracle_mass = np.full(shape, np.nan)
         oracle_mass.reshape(-1)[cell[is_oracle]] = values["mass_physical"][informing]
         check_values(sample, mass, counts)
-        first = {name: keys.columns.value(name, int(rows[0])) for name in _SAMPLE_COLUMNS}
         if first["split"] not in ("calibration", "heldout"):
             raise ScoresError(
                 f"sample {sample} has split {first['split']!r}: it must be calibration or heldout"

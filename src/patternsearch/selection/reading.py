@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read scores: a folder that ``calibrate`` wrote, or a data frame of the same columns."""
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,15 +11,10 @@ from patternsearch.errors import ScoresError
 from patternsearch.schema.scores import LOW_COLUMNS, SCORES_COLUMNS, ScoresFolder
 from patternsearch.selection.arrays import ScoreArrays
 from patternsearch.selection.collect import Collector
-from patternsearch.selection.columns import FrameColumns, TableColumns
 from patternsearch.selection.rows import REDO, some
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["load_scores", "scores_from_frame"]
 
-_READERS = 2
 _TEXT_COLUMNS = ("sample_id", "source", "split", "kind", "estimator", "index")
 _NEEDED = tuple(name for name in SCORES_COLUMNS if name != "mass_logical")
 
@@ -48,10 +40,10 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
             f"{folder.root} has no {', '.join(missing)}: a scores folder holds scores.parquet, "
             f"samples.parquet and run.json; {REDO} or name another folder"
         )
-    expected = _sample_ids(folder.samples)
+    expected = _read_parquet(folder.samples, ("sample_id",))["sample_id"].astype(str).tolist()
     collector = Collector()
-    for path, columns in _read_ahead(_part_files(folder.scores)):
-        collector.add(columns, path.name)
+    for path in _part_files(folder.scores):
+        collector.add(_read_parquet(path, _NEEDED), path.name)
     found = collector.sample_ids()
     unscored = [sample for sample in expected if sample not in found]
     if unscored:
@@ -69,7 +61,7 @@ def load_scores(folder: ScoresFolder | Path) -> ScoreArrays:
     return collector.finish()
 
 
-def scores_from_frame(frame: "pd.DataFrame") -> ScoreArrays:
+def scores_from_frame(frame: pd.DataFrame) -> ScoreArrays:
     """Turn a scores data frame (columns :data:`~patternsearch.schema.scores.SCORES_COLUMNS`,
     any row order) into arrays.
 
@@ -78,7 +70,7 @@ def scores_from_frame(frame: "pd.DataFrame") -> ScoreArrays:
     """  # noqa: D205
     _check_columns(tuple(frame.columns), _NEEDED, "the data frame")
     collector = Collector()
-    collector.add(FrameColumns(frame), "the data frame")
+    collector.add(frame, "the data frame")
     return collector.finish()
 
 
@@ -91,19 +83,6 @@ def _part_files(scores: Path) -> list[Path]:
     return parts
 
 
-def _read_ahead(paths: Sequence[Path]) -> Iterator[tuple[Path, TableColumns]]:
-    """Read parts in order, a few ahead of their use."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        coming: deque[tuple[Path, Future[TableColumns]]] = deque()
-        for path in paths:
-            coming.append((path, pool.submit(_read_parquet, path, _NEEDED)))
-            if len(coming) > _READERS:
-                first, part = coming.popleft()
-                yield first, part.result()
-        for path, part in coming:
-            yield path, part.result()
-
-
 def _check_columns(have: tuple[str, ...], need: tuple[str, ...], where: str) -> None:
     missing = [name for name in need if name not in have]
     if missing:
@@ -113,18 +92,17 @@ def _check_columns(have: tuple[str, ...], need: tuple[str, ...], where: str) -> 
         )
 
 
-def _sample_ids(samples: Path) -> list[str]:
-    codes, values = _read_parquet(samples, ("sample_id",)).codes("sample_id")
-    return [str(values[code]) for code in codes.tolist() if code >= 0]
-
-
-def _read_parquet(path: Path, columns: tuple[str, ...]) -> TableColumns:
-    text = [name for name in _TEXT_COLUMNS if name in columns]
+def _read_parquet(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     try:
-        with pq.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
-            names = tuple(file.schema_arrow.names)
-            _check_columns(names, columns, str(path))
-            bounds = [name for name in LOW_COLUMNS if columns is _NEEDED and name in names]
-            return TableColumns(file.read([*columns, *bounds]))
+        _check_columns(tuple(pq.read_schema(path).names), columns, str(path))
+        text = [name for name in _TEXT_COLUMNS if name in columns]
+        names = set(pq.read_schema(path).names)
+        bounds = [name for name in LOW_COLUMNS if columns is _NEEDED and name in names]
+        table = pq.read_table(
+            path, columns=[*columns, *bounds], read_dictionary=text, memory_map=True
+        )
+        # Damaged text shows only when it is converted.
+        frame: pd.DataFrame = table.to_pandas()
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ScoresError(f"{path} cannot be read as Parquet ({error}): {REDO}") from error
+    return frame

@@ -2,12 +2,12 @@
 """Columns of a scores table read and checked: which candidate, which index, which numbers."""
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from patternsearch.errors import ScoresError
 from patternsearch.patterns.candidates import CANDIDATE_COLUMNS, Candidate, candidate_from_columns
-from patternsearch.selection.columns import Columns
 
 __all__ = [
     "COUNT_COLUMNS",
@@ -15,7 +15,6 @@ __all__ = [
     "candidate_codes",
     "check_values",
     "float_column",
-    "integer_column",
     "is_oracle_row",
     "some",
 ]
@@ -31,18 +30,18 @@ _MASS_SLACK = 1e-3
 """How far a sum of float32 probabilities may stray outside [0, 1] before it is an error."""
 
 
-def candidate_codes(columns: Columns, where: str) -> tuple[NDArray[np.int64], list[Candidate]]:
+def candidate_codes(frame: pd.DataFrame, where: str) -> tuple[NDArray[np.int64], list[Candidate]]:
     """Return each row's candidate as a code, and the candidates in order of first appearance."""
-    key = np.zeros(len(columns), dtype=np.int64)
+    key = np.zeros(len(frame), dtype=np.int64)
     for name in CANDIDATE_COLUMNS:
-        column, values = columns.codes(name)
+        column, values = pd.factorize(frame[name])
         key = key * (len(values) + 1) + column + 1
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    codes = np.argsort(order)[inverse]
+    codes, _ = pd.factorize(key)
+    _, first = np.unique(codes, return_index=True)
+    named = frame[list(CANDIDATE_COLUMNS)].iloc[first]
     candidates = []
-    for row in first[order].tolist():
-        parameters = {name: columns.value(name, row) for name in CANDIDATE_COLUMNS}
+    for row in named.astype(object).to_dict("records"):
+        parameters = {str(name): None if pd.isna(value) else value for name, value in row.items()}
         try:
             candidates.append(candidate_from_columns(parameters))
         except (ValidationError, ValueError) as error:
@@ -56,22 +55,18 @@ def candidate_codes(columns: Columns, where: str) -> tuple[NDArray[np.int64], li
     return codes.astype(np.int64), candidates
 
 
-def is_oracle_row(columns: Columns, where: str) -> NDArray[np.bool_]:
+def is_oracle_row(frame: pd.DataFrame, where: str) -> NDArray[np.bool_]:
     """Return which rows have the oracle index; static patterns must have none."""
-    codes, values = columns.codes("index")
-    # A dictionary may name what no row has.
+    codes, values = pd.factorize(frame["index"])
     names = [str(value) for value in values]
-    used = np.unique(codes).tolist()
-    strange = [names[code] for code in used if code >= 0]
-    strange = [name for name in strange if name not in ("none", "online", "oracle")]
-    if strange or -1 in used:
+    strange = [name for name in names if name not in ("none", "online", "oracle")]
+    if strange or (codes < 0).any():
         raise ScoresError(
             f"{where} has index {some(strange or ['null'])}: it must be none, online or oracle"
         )
-    kinds, kind_names = columns.codes("kind")
-    is_static = np.array([str(name) in ("dense", "a_shape") for name in kind_names])[kinds]
+    static = frame["kind"].isin(["dense", "a_shape"]).to_numpy()
     is_none = np.array([name == "none" for name in names])[codes]
-    if (is_static != is_none).any():
+    if (static != is_none).any():
         raise ScoresError(
             f"{where} has index none for a pattern that needs one, or an index for a static "
             f"pattern: {REDO}"
@@ -79,22 +74,12 @@ def is_oracle_row(columns: Columns, where: str) -> NDArray[np.bool_]:
     return np.array([name == "oracle" for name in names])[codes]
 
 
-def float_column(columns: Columns, name: str, where: str) -> Floats:
+def float_column(frame: pd.DataFrame, name: str, where: str) -> Floats:
     """Return a column as float64, missing values as NaN."""
     try:
-        return columns.numbers(name)
+        return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise ScoresError(f"{where}: column {name} is not numeric ({error}): {REDO}") from error
-
-
-def integer_column(columns: Columns, name: str, where: str) -> NDArray[np.int64]:
-    """Return a column as int64."""
-    try:
-        return columns.integers(name)
-    except (TypeError, ValueError) as error:
-        raise ScoresError(
-            f"{where}: column {name} is not whole numbers ({error}): {REDO}"
-        ) from error
 
 
 def check_values(sample: str, mass: Floats, counts: Floats) -> None:

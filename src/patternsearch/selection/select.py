@@ -7,9 +7,9 @@ the target at every length, on calibration and on held-out samples.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from patternsearch.errors import InputError, ScoresError
@@ -26,9 +26,6 @@ from patternsearch.selection.reading import load_scores, scores_from_frame
 from patternsearch.selection.rows import some
 from patternsearch.selection.rule import cheapest, complexity
 from patternsearch.selection.statistics import reached_mass
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Problem", "SelectedHeads", "Upgrade", "pose", "select_heads"]
 
@@ -102,7 +99,7 @@ class SelectedHeads:
 
 
 def pose(
-    scores: "ScoreArrays | pd.DataFrame | ScoresFolder | Path",
+    scores: ScoreArrays | pd.DataFrame | ScoresFolder | Path,
     options: SelectionOptions,
     cost: CostModel | None = None,
 ) -> Problem:
@@ -113,10 +110,10 @@ def pose(
         InputError: options that do not fit the scores.
         TimingError: the cost model does not cover a length or candidate.
     """
-    if isinstance(scores, ScoresFolder | Path):
-        scores = load_scores(scores)
-    elif not isinstance(scores, ScoreArrays):
+    if isinstance(scores, pd.DataFrame):
         scores = scores_from_frame(scores)
+    elif not isinstance(scores, ScoreArrays):
+        scores = load_scores(scores)
     cost = cost if cost is not None else Work()
     unknown = [layer for layer in options.dense_layers if layer not in scores.layers]
     if unknown:
@@ -157,7 +154,7 @@ def _allowed(scores: ScoreArrays, options: SelectionOptions) -> Bools:
 
 
 def select_heads(
-    scores: "ScoreArrays | pd.DataFrame | ScoresFolder | Path",
+    scores: ScoreArrays | pd.DataFrame | ScoresFolder | Path,
     options: SelectionOptions | None = None,
     cost: CostModel | None = None,
     *,
