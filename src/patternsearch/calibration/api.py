@@ -23,7 +23,7 @@ from patternsearch.selection.select import SelectedHeads
 if TYPE_CHECKING:
     from patternsearch.calibration.run import CalibrationRun
 
-__all__ = ["CalibrationOutcome", "calibrate", "calibrate_by"]
+__all__ = ["CalibrationOutcome", "calibrate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def calibrate(
     serve_dtype: str | None = None,
     progress: Progress | None = None,
     note: Callable[[str], None] | None = None,
+    clock: PhaseClock | None = None,
 ) -> CalibrationOutcome | None:
     """Calibrate a model and write its config; the scores stay beside it.
 
@@ -77,6 +78,7 @@ def calibrate(
         serve_dtype: torch dtype that will serve, to look up times; None is the checkpoint's.
         progress: receives progress.
         note: told one line each.
+        clock: what passed since it was made belongs to the run; None begins now.
 
     Returns:
         The outcome; None on every process but the first.
@@ -84,28 +86,7 @@ def calibrate(
     Raises:
         PatternsearchError: bad input or environment; finished samples stay on disk.
     """
-    return calibrate_by(
-        PhaseClock(),
-        request,
-        options,
-        timings=timings,
-        serve_dtype=serve_dtype,
-        progress=progress,
-        note=note,
-    )
-
-
-def calibrate_by(
-    clock: PhaseClock,
-    request: CalibrationRequest,
-    options: SelectionOptions | None = None,
-    *,
-    timings: Path | None = None,
-    serve_dtype: str | None = None,
-    progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
-) -> CalibrationOutcome | None:
-    """Do as :func:`calibrate`; the time since the clock was made belongs to the run."""
+    clock = clock or PhaseClock()
     with joined(request.tp_ranks, request.device) as team:
         if team.is_leader:
             return _lead(

@@ -39,8 +39,6 @@ def follow(request: CalibrationRequest, team: Team, clock: PhaseClock) -> None:
         import_model_library(team.device(request.device))
     with clock.phase("load"):
         loaded = open_for_team(request, team, leads=False).load(digests=False)
-    import pandas  # noqa: F401  # Arrow will, with its first table; the plan takes longer
-
     clock.device = loaded.device
     plan: dict[str, Any] = team.share("plan")
     scorer = LayerScorer(

@@ -144,7 +144,7 @@ def calibrate(
     from patternsearch.calibration.clock import PhaseClock
 
     clock = PhaseClock()
-    from patternsearch.calibration.api import calibrate_by
+    from patternsearch.calibration.api import calibrate as run_calibration
     from patternsearch.calibration.distributed import PeerError, is_first_process
     from patternsearch.calibration.request import CalibrationRequest
     from patternsearch.cli._summary import calibration_summary
@@ -181,17 +181,17 @@ def calibrate(
     )
     try:
         if not is_first_process():
-            calibrate_by(clock, request, options)
+            run_calibration(request, options, clock=clock)
             return
         with progress_for(stderr_console(), log_json=log_json) as progress:
-            outcome = calibrate_by(
-                clock,
+            outcome = run_calibration(
                 request,
                 options,
                 timings=timings,
                 serve_dtype=serve_dtype,
                 progress=progress,
                 note=out.note,
+                clock=clock,
             )
     except PeerError as stopped:
         if is_first_process():

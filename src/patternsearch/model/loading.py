@@ -18,7 +18,7 @@ from patternsearch.model.identity import (
     read_config,
 )
 from patternsearch.model.load_errors import one_line
-from patternsearch.model.placement import check_device, move_model
+from patternsearch.model.placement import check_device
 from patternsearch.model.quiet import quiet_library
 from patternsearch.model.rope import check_rope_exact
 from patternsearch.model.sources import ModelSource, resolve_model
@@ -376,7 +376,7 @@ def _load_weights(
                 "complete it (config.json and weights must belong together)"
             )
     if device != "auto" and tensor_parallel == 1:
-        move_model(model, torch.device(device))
+        model = model.to(device)
     return model.eval().requires_grad_(False)
 
 

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which device a model goes to, and how it gets there."""
-
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+"""Which device a model goes to."""
 
 import torch
 
 from patternsearch.errors import EnvironmentLacks, InputError
 
-__all__ = ["check_device", "move_model"]
-
-_COPY_THREADS = 8
+__all__ = ["check_device"]
 
 
 def check_device(device: str | torch.device) -> str:
@@ -32,20 +27,3 @@ def check_device(device: str | torch.device) -> str:
             f"{name!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices"
         )
     return name
-
-
-def move_model(model: Any, device: torch.device) -> None:
-    """Move a model to a device, its parameters by several threads.
-
-    Parameters of a safetensors file are mapped into memory: copying them is what reads the file.
-    """
-    if device.type == "cuda":
-        # Threads have a current device of their own.
-        current = device.index if device.index is not None else torch.cuda.current_device()
-        device = torch.device("cuda", current)
-        with ThreadPoolExecutor(_COPY_THREADS, thread_name_prefix="copy") as pool:
-            parameters = list(model.parameters())
-            copies = pool.map(lambda parameter: parameter.data.to(device), parameters)
-            for parameter, copied in zip(parameters, copies, strict=True):
-                parameter.data = copied
-    model.to(device)

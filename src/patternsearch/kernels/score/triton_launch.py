@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import triton
@@ -27,7 +27,6 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-Launch = TypeVar("Launch")
 
 _FIRST_TRITON, _LAST_TRITON = (3, 6), (3, 9)
 """Releases that compile the Gluon kernel."""
@@ -35,7 +34,7 @@ _FIRST_TRITON, _LAST_TRITON = (3, 6), (3, 9)
 
 @dataclass(frozen=True, slots=True)
 class ScoreLaunch:
-    """Kernel and launch shape of the main score pass.
+    """Kernel and launch shape of a score pass.
 
     Attributes:
         kernel: ``triton``: any device. ``hopper``: compute capability 9.0, half precision, a
@@ -90,7 +89,9 @@ def can_run_hopper(q: Tensor, k: Tensor) -> bool:
     )
 
 
-def launch_first_that_fits(launches: Sequence[Launch], start: Callable[[Launch], None]) -> Launch:
+def launch_first_that_fits(
+    launches: Sequence[ScoreLaunch], start: Callable[[ScoreLaunch], None]
+) -> ScoreLaunch:
     """Call ``start`` with each launch shape until one fits the device, and return that one.
 
     Raises:

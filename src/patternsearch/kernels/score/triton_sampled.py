@@ -20,7 +20,11 @@ from patternsearch.kernels._common.checks import check_attention_inputs, device_
 from patternsearch.kernels.index.upload import upload
 from patternsearch.kernels.score.sampled import BLOCK_ROWS, unit_rows
 from patternsearch.kernels.score.tables import BucketTable
-from patternsearch.kernels.score.triton_launch import ScoreOperands, launch_first_that_fits
+from patternsearch.kernels.score.triton_launch import (
+    ScoreLaunch,
+    ScoreOperands,
+    launch_first_that_fits,
+)
 from patternsearch.patterns.geometry import num_tiles
 
 __all__ = ["ColumnBudgets", "launch_sampled_masses"]
@@ -287,18 +291,19 @@ def _launch(
     num_warps = 8 if per_block * places > BLOCK_ROWS else 4
     constants = op.constants | {"UNITS": per_block, "ROWS": places, "COLUMNS": columns}
 
-    def start_with(num_stages: int) -> None:
+    def start_with(launch: ScoreLaunch) -> None:
         sampled_masses_fwd_kernel[grid](
             op.q[0], op.k[0], op.lse2, rows, bounds, left_out, table, bucket, near,
             unit_mass, outside, entered,
             *op.strides, left_out.stride(0), bucket.stride(0),
             op.n, op.group, op.scale_log2, len(units), tiles, num_slots,
             **constants, IS_OFFSET=is_offset, STORE_TILES=store_tiles,
-            num_warps=num_warps, num_stages=num_stages,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
 
     with device_guard(op.q):
-        launch_first_that_fits((3, 2, 1), start_with)
+        launches = [ScoreLaunch("triton", 64, num_warps, stages) for stages in (3, 2, 1)]
+        launch_first_that_fits(launches, start_with)
     missed = []
     start = 0
     for one in budgets:
