@@ -260,8 +260,6 @@ def _backend_for(device: str) -> Literal["torch", "triton"]:
 
 
 def _draw(inputs: _Inputs, tokenizer: Tokenizer | None, progress: Progress) -> list[Sample]:
-    import pandas  # noqa: F401  # Arrow will, with its first table; here nobody waits for it
-
     request = inputs.request
     assert tokenizer is not None
     return draw_samples(
