@@ -24,7 +24,7 @@ def bench(
         Path, typer.Option("--output", "-o", metavar="TABLE", help="Table to write (.json).")
     ],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer shapes: under two minutes instead of eight.")
+        bool, typer.Option("--quick", help="Fewer shapes: sooner done, and rougher.")
     ] = False,
     lengths: Annotated[
         str | None, typer.Option(metavar="LIST", help="Lengths in tokens, such as 4k,32k,128k.")
