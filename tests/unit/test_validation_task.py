@@ -66,6 +66,10 @@ def test_losses_are_those_of_the_logits(loaded, config):
     assert row.kl > 1e-3, "this config must lose something"
     agree = (dense.argmax(-1) == ours.argmax(-1)).float().mean()
     assert row.top1_agreement == pytest.approx(float(agree))
+    lost = dense.amax(-1) - dense.gather(1, ours.argmax(-1)[:, None])[:, 0]
+    tied = ((lost > 0) & (lost <= 0.2)).float().mean()
+    assert row.near_ties == pytest.approx(float(tied))
+    assert 0 < row.near_ties < 1 - row.top1_agreement, "both kinds of change must occur"
     loss = -ours[:-1].gather(1, ids[0, 1:, None]).mean()
     assert row.sparse_perplexity == pytest.approx(float(loss.exp()), rel=1e-4)
     buckets = report.logits[1:]
@@ -89,6 +93,7 @@ def test_an_answer_counts_if_the_continuation_holds_it(loaded, monkeypatch):
 def report(**changes):
     row = LogitAgreement(
         length=1000, bucket="all", num_positions=100, kl=0.01, top1_agreement=0.98,
+        near_ties=0.01,
         dense_perplexity=10.0, sparse_perplexity=10.1,
     )  # fmt: skip
     values = {
@@ -104,6 +109,7 @@ def report(**changes):
     [
         ({"kl": 0.2}, "logits at 1000 tokens"),
         ({"top1_agreement": 0.8}, "logits at 1000 tokens"),
+        ({"top1_agreement": 0.8, "near_ties": 0.09}, "logits at 1000 tokens"),
         ({"sparse_perplexity": 11.0}, "perplexity at 1000 tokens"),
     ],
 )

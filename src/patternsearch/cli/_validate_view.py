@@ -115,14 +115,17 @@ def evaluation_tables(report: "EvaluationReport") -> list[Any]:
 
 def task_tables(task: "TaskReport") -> list[Any]:
     """Return logits, retrieval and continuations."""
-    names = ("tokens", "positions", "KL", "top-1", "perplexity dense", "sparse")
-    logits = plain_table("Logits, dense against sparse", *names)
+    logits = plain_table(
+        "Logits, dense against sparse",
+        "tokens", "positions", "KL", "top-1", "near ties", "perplexity dense", "sparse",
+    )  # fmt: skip
     for row in task.logits:
         logits.add_row(
             str(row.length),
             row.bucket,
             f"{row.kl:.4f}",
             f"{row.top1_agreement:.3f}",
+            f"{row.near_ties:.3f}",
             f"{row.dense_perplexity:.3f}",
             f"{row.sparse_perplexity:.3f}",
         )

@@ -17,7 +17,13 @@ class LogitAgreement(_Part):
     bucket: str = Field(description="``first-last`` position, or ``all``")
     num_positions: int
     kl: float = Field(description="mean KL(dense ‖ sparse), nats")
-    top1_agreement: float
+    top1_agreement: float = Field(
+        description="share of positions where both models find the same token most likely"
+    )
+    near_ties: float = Field(
+        description="share where they differ, but dense finds the sparse model's token at most "
+        "0.2 nats less likely than its own, which rounding can turn round"
+    )
     dense_perplexity: float = Field(description="over the sampled positions")
     sparse_perplexity: float
 
