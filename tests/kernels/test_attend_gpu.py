@@ -15,7 +15,15 @@ from patternsearch.patterns.candidates import (
     VerticalSlashLastQ,
     VerticalSlashSpread,
 )
-from support.attend import MIXED, masks_of, plan_of, poison, random_layer
+from support.attend import (
+    MIXED,
+    Head,
+    masks_of,
+    plan_of,
+    poison,
+    random_layer,
+    with_distant_rows,
+)
 from support.closeness import assert_close
 
 pytestmark = [
@@ -112,6 +120,20 @@ def test_attend_addresses_more_than_two_to_the_31_elements():
             )
             assert_close(out[0, head, row], expected, dtype=torch.bfloat16)
             assert_close(lse[head, row], expected_lse, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_attend_addresses_rows_two_to_the_31_elements_away(which):
+    """Tiles and gathered columns of one tensor that 32-bit offsets do not reach."""
+    shape = {"dtype": torch.bfloat16, "device": "cuda"}
+    layer = dict(zip("qkv", random_layer(1, 1, 5000, 128, **shape), strict=True))
+    plan = plan_of([Head("vertical_slash", 128, columns=tuple(range(7, 4000, 9)))], 5000, "cuda")
+    out, lse = attend(**layer, scale=0.1, plan=plan)
+    again, lse_again = attend(
+        **layer | {which: with_distant_rows(layer[which])}, scale=0.1, plan=plan
+    )
+    assert_close(again, out, dtype=torch.bfloat16, what="out")
+    assert_close(lse_again, lse, dtype=torch.bfloat16, what="lse")
 
 
 def test_sparse_attention_never_waits_for_the_device():

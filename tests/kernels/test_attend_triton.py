@@ -8,7 +8,14 @@ from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass
 from patternsearch.kernels.attend.reference import attend_reference
 from patternsearch.kernels.attend.triton import attend_triton
 from patternsearch.patterns.candidates import AShape, BlockSparse, Dense, VerticalSlashSpread
-from support.attend import MIXED, Head, masks_of, plan_of, random_layer
+from support.attend import (
+    MIXED,
+    Head,
+    masks_of,
+    plan_of,
+    random_layer,
+    with_distant_rows,
+)
 from support.closeness import assert_close
 
 BACKENDS = ["triton", "torch"]
@@ -122,6 +129,21 @@ def test_attend_reads_any_strides(backend):
     out, _ = attend(q, k, v, scale=0.25, plan=plan, backend=backend)
     again, _ = attend(strided, k.contiguous(), v[:, :, :], scale=0.25, plan=plan, backend=backend)
     assert_close(again, out)
+
+
+@pytest.mark.parametrize("use_tma", [False, True])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_attend_addresses_rows_two_to_the_31_elements_away(which, use_tma):
+    """Tiles and gathered columns of one tensor that 32-bit offsets do not reach."""
+    heads = [Head("vertical_slash", 64, columns=(3, 70, 140), diagonals=(0,))]
+    layer = dict(zip("qkv", random_layer(1, 1, 300, 16, dtype=torch.float16), strict=True))
+    plan = plan_of(heads, 300)
+    config = AttendConfig(32, 32, 4, 1, use_tma=use_tma)
+    out, lse = attend_triton(**layer, scale=0.25, plan=plan, config=config)
+    far = layer | {which: with_distant_rows(layer[which])}
+    again, lse_again = attend_triton(**far, scale=0.25, plan=plan, config=config)
+    assert torch.equal(again, out)
+    assert torch.equal(lse_again, lse)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

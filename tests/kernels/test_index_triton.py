@@ -3,10 +3,10 @@ import pytest
 import torch
 
 from patternsearch.errors import InputError
+from patternsearch.kernels._common.upload import column_spans
 from patternsearch.kernels.attend import build_plan
 from patternsearch.kernels.attend.chunked import query_tile_keys
 from patternsearch.kernels.index import reference, select, select_triton, triton
-from patternsearch.kernels.index.upload import column_spans
 from patternsearch.patterns.candidates import (
     AShape,
     BlockSparse,

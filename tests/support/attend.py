@@ -107,3 +107,13 @@ MIXED = (
 def poison(device):
     """Fill memory that will be reused with NaN, so that an unwritten output shows."""
     torch.full((2**16,), float("nan"), device=device)
+
+
+def with_distant_rows(x):
+    """Return x [1, 1, n, d] again, its last row 2³¹ elements and more behind its first."""
+    n, head_dim = x.shape[2:]
+    step = 2**31 // (n - 1) // 64 * 64 + 64
+    memory = torch.empty((n - 1) * step + head_dim, dtype=x.dtype, device=x.device)
+    distant = memory.as_strided(x.shape, (memory.numel(), memory.numel(), step, 1))
+    assert (n - 1) * step >= 2**31
+    return distant.copy_(x)

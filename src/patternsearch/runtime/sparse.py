@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.attend import attend, build_plan
-from patternsearch.kernels.index.upload import upload
 from patternsearch.kernels.score.lse import LseBackend, attention_with_lse, lse_backends
 from patternsearch.patterns.candidates import AShape, Candidate, Dense
 from patternsearch.runtime.phases import NoPhases, Phases

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from patternsearch.errors import ModelError
-from patternsearch.kernels.index.upload import upload
+from patternsearch.kernels._common.upload import upload
 from patternsearch.patterns.candidates import Candidate, Index
 from patternsearch.patterns.geometry import NUM_REGIONS, causal_pairs, region_bounds
 from patternsearch.patterns.row_sampling import RowSample

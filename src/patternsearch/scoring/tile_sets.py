@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.index import rank_blocks
-from patternsearch.kernels.index.upload import upload
 from patternsearch.patterns.candidates import AShape, BlockSparse
 from patternsearch.patterns.geometry import (
     a_shape_counts,

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.index import rank
-from patternsearch.kernels.index.upload import upload
 from patternsearch.kernels.score import BucketTable
 from patternsearch.patterns.candidates import VerticalSlashLastQ, VerticalSlashSpread
 from patternsearch.patterns.consumers import Consumer

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from patternsearch.errors import EnvironmentLacks, InputError
 from patternsearch.kernels._common.checks import device_guard
+from patternsearch.kernels._common.upload import head_index
 from patternsearch.kernels.attend.plan import (
     META_IS_DIAGONAL,
     META_LIST,
@@ -24,7 +25,6 @@ from patternsearch.kernels.attend.plan import (
     AttendPlan,
     TilePlan,
 )
-from patternsearch.kernels.index.upload import head_index
 
 __all__ = ["attend_flash4", "full_tiles"]
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from patternsearch.errors import InputError
+from patternsearch.kernels._common.upload import column_spans, upload
 from patternsearch.kernels.index import select
 from patternsearch.kernels.index.select import COLUMN_PADDING
-from patternsearch.kernels.index.upload import column_spans, upload
 from patternsearch.patterns.geometry import num_tiles, tile_rows
 
 __all__ = [

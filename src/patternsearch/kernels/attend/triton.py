@@ -46,9 +46,12 @@ def _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION: tl.con
 @triton.jit
 def _load_rows(
     P, o_row, o_dim, stride_n, stride_d, n,
-    D: tl.constexpr, D_PAD: tl.constexpr, BOUNDED: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, WIDE: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    p_rows = P + o_row.to(tl.int64)[:, None] * stride_n + o_dim[None, :] * stride_d
+    if WIDE:  # a 64-bit product for each row costs the gathers a tenth of their rate
+        o_row = o_row.to(tl.int64)
+        o_dim = o_dim.to(tl.int64)
+    p_rows = P + o_row[:, None] * stride_n + o_dim[None, :] * stride_d
     if BOUNDED:
         return tl.load(p_rows, mask=(o_row < n)[:, None] & (o_dim < D)[None, :], other=0.0)
     if D < D_PAD:
@@ -71,7 +74,7 @@ def attend_fwd_kernel(
     stride_qh, stride_qn, stride_qd, stride_kh, stride_kn, stride_kd,
     stride_vh, stride_vn, stride_vd, stride_oh, stride_on, stride_od,
     D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr, USE_TMA: tl.constexpr, HAS_COLUMNS: tl.constexpr,
+    BLOCK_C: tl.constexpr, USE_TMA: tl.constexpr, WIDE: tl.constexpr, HAS_COLUMNS: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     SPLIT: tl.constexpr = TILE // BLOCK_K
@@ -86,17 +89,20 @@ def attend_fwd_kernel(
     p_list = LISTS + tl.load(p_meta + 4) + tl.load(p_meta + 5) * i_u
     count = tl.load(TILE_COUNT + item)
     i_kv = (i_head // group).to(tl.int32)
+    if HAS_COLUMNS:  # long before they are needed
+        p_column = COLUMNS + tl.load(p_meta + 6) + tl.load(p_meta + 7) * i_u
+        num_columns = tl.load(COLUMN_COUNT + item)
 
     p_k = K + i_kv.to(tl.int64) * stride_kh
     p_v = V + i_kv.to(tl.int64) * stride_vh
-    o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    o_dim = tl.arange(0, D_PAD)
     o_row = i_u * TILE + tl.arange(0, TILE)
     o_k = tl.arange(0, BLOCK_K)
     if USE_TMA:
         b_q = Q_TMA.load([i_head.to(tl.int32), i_u * TILE, 0]).reshape(TILE, D_PAD)
     else:
         p_q = Q + i_head * stride_qh
-        b_q = _load_rows(p_q, o_row, o_dim, stride_qn, stride_qd, n, D, D_PAD, True)
+        b_q = _load_rows(p_q, o_row, o_dim, stride_qn, stride_qd, n, D, D_PAD, WIDE, True)
 
     b_max = tl.full([TILE], float("-inf"), tl.float32)
     b_sum = tl.zeros([TILE], tl.float32)
@@ -109,21 +115,19 @@ def attend_fwd_kernel(
             b_k = K_TMA.load([i_kv, first, 0]).reshape(BLOCK_K, D_PAD)
             b_v = V_TMA.load([i_kv, first, 0]).reshape(BLOCK_K, D_PAD)
         else:
-            b_k = _load_rows(p_k, first + o_k, o_dim, stride_kn, stride_kd, n, D, D_PAD, True)
-            b_v = _load_rows(p_v, first + o_k, o_dim, stride_vn, stride_vd, n, D, D_PAD, True)
+            b_k = _load_rows(p_k, first + o_k, o_dim, stride_kn, stride_kd, n, D, D_PAD, WIDE, True)
+            b_v = _load_rows(p_v, first + o_k, o_dim, stride_vn, stride_vd, n, D, D_PAD, WIDE, True)
         b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         if t < SPLIT:
             b_score = tl.where(o_row[:, None] >= (first + o_k)[None, :], b_score, float("-inf"))
         b_acc, b_sum, b_max = _accumulate(b_acc, b_sum, b_max, b_score, b_v, scale_log2, PRECISION)
 
     if HAS_COLUMNS:
-        p_column = COLUMNS + tl.load(p_meta + 6) + tl.load(p_meta + 7) * i_u
-        num_columns = tl.load(COLUMN_COUNT + item)
         o_c = tl.arange(0, BLOCK_C)
         for c in tl.range(0, num_columns, BLOCK_C, num_stages=STAGES):
             o_key = tl.load(p_column + c + o_c)
-            b_k = _load_rows(p_k, o_key, o_dim, stride_kn, stride_kd, n, D, D_PAD, False)
-            b_v = _load_rows(p_v, o_key, o_dim, stride_vn, stride_vd, n, D, D_PAD, False)
+            b_k = _load_rows(p_k, o_key, o_dim, stride_kn, stride_kd, n, D, D_PAD, WIDE, False)
+            b_v = _load_rows(p_v, o_key, o_dim, stride_vn, stride_vd, n, D, D_PAD, WIDE, False)
             b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
             if c + BLOCK_C > num_columns:
                 b_score = tl.where((c + o_c < num_columns)[None, :], b_score, float("-inf"))
@@ -134,7 +138,7 @@ def attend_fwd_kernel(
     m_row = o_row < n
     b_out = b_acc / b_sum[:, None]
     p_out = OUT + i_head * stride_oh + o_row.to(tl.int64)[:, None] * stride_on
-    p_out += o_dim[None, :] * stride_od
+    p_out += o_dim.to(tl.int64)[None, :] * stride_od
     m_out = m_row[:, None] & (o_dim < D)[None, :]
     tl.store(p_out, b_out.to(OUT.dtype.element_ty), mask=m_out)
     tl.store(LSE + i_head * n + o_row, (b_max + tl.log2(b_sum)) * LN_2, mask=m_row)
@@ -202,7 +206,15 @@ def _launch_with(
         n, part.tile_count.shape[1], num_heads // k.shape[1], scale * LOG2_E,
         *q.stride()[1:], *k.stride()[1:], *v.stride()[1:], *out.stride()[1:],
         D=head_dim, D_PAD=padded, TILE=part.tile, BLOCK_K=config.block_k,
-        BLOCK_C=config.block_c, USE_TMA=config.use_tma, HAS_COLUMNS=part.has_columns,
-        STAGES=config.num_stages, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        BLOCK_C=config.block_c, USE_TMA=config.use_tma, WIDE=_is_wide(q, k, v),
+        HAS_COLUMNS=part.has_columns, STAGES=config.num_stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=config.num_warps, maxnreg=config.max_registers,
     )  # fmt: skip
+
+
+def _is_wide(*tensors: Tensor) -> bool:
+    """Say whether an element of a head of [1, heads, n, d] lies 2³¹ elements or more into it."""
+    return any(
+        (x.shape[2] - 1) * x.stride(2) + (x.shape[3] - 1) * x.stride(3) >= 2**31 for x in tensors
+    )

@@ -8,7 +8,7 @@ tested against this. Sizes follow from budgets, which the host knows; contents s
 import torch
 from torch import Tensor
 
-from patternsearch.kernels.index.upload import column_spans, list_spans
+from patternsearch.kernels._common.upload import column_spans, list_spans
 
 __all__ = [
     "COLUMN_PADDING",
@@ -118,7 +118,7 @@ def loose_columns(
         tile: T.
 
     Returns:
-        int32, rows as :func:`patternsearch.kernels.index.upload.column_spans` lays them out, each
+        int32, rows as :func:`patternsearch.kernels._common.upload.column_spans` lays them out, each
         filled up with zeros to a multiple of ``COLUMN_PADDING``; int32 [G, tiles], the columns in
         each row.
     """

@@ -7,8 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from patternsearch.kernels._common.checks import device_guard
+from patternsearch.kernels._common.upload import column_spans, list_spans
 from patternsearch.kernels.index.select import COLUMN_PADDING
-from patternsearch.kernels.index.upload import column_spans, list_spans
 
 __all__ = ["compact_diagonals", "diagonals_of_offsets", "loose_columns", "select_top"]
 

@@ -18,6 +18,7 @@ from patternsearch.kernels._common.checks import (
     device_guard,
     padded_head_dim,
 )
+from patternsearch.kernels._common.upload import head_index, upload
 from patternsearch.kernels.index.kernels_triton import (
     block_scores_fwd_kernel,
     row_lse_fwd_kernel,
@@ -25,7 +26,6 @@ from patternsearch.kernels.index.kernels_triton import (
     skewed_sum_fwd_kernel,
     tile_mean_fwd_kernel,
 )
-from patternsearch.kernels.index.upload import head_index, upload
 from patternsearch.patterns.geometry import num_tiles, spread_row_positions
 
 __all__ = ["block_scores", "last_q_scores", "spread_scores"]

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from patternsearch.kernels._common.checks import check_attention_inputs, device_guard
-from patternsearch.kernels.index.upload import upload
+from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.score.sampled import BLOCK_ROWS, unit_rows
 from patternsearch.kernels.score.tables import BucketTable
 from patternsearch.kernels.score.triton_launch import (
