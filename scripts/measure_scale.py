@@ -1,7 +1,8 @@
 """Calibration of an 8B shape on one GPU against its plain dense prefill, in one process.
 
     PYTHONPATH=src python scripts/measure_scale.py --out scale.csv
-    PYTHONPATH=src python scripts/measure_scale.py --lengths "" --sampled-lengths 131072
+    PYTHONPATH=src python scripts/measure_scale.py --lengths 131072 --sampled-lengths 131072 \
+        --layers 8 --repeats 3
     PYTHONPATH=src python scripts/measure_scale.py --lengths "" --long 1048576
     PYTHONPATH=src python scripts/measure_scale.py --tiny --device cpu --lengths 128,256
 
@@ -12,6 +13,9 @@ library    the forward with transformers' own sdpa attention, up to 32k tokens.
 dense      the same forward with the attention operation that calibration uses, and no scoring;
            beyond 128k tokens it comes last, so that a time limit takes it first.
 calibrate  forward, scores of the default grid, their table, and the part file.
+
+The first sample of a length compiles what its budgets need and lays out its sampled rows; the
+median of three (--repeats) leaves that out.
 
 One row a measurement, printed as JSON and appended to --out (CSV) as soon as it is known: median
 seconds of the repeats, seconds by phase of the last repeat (`lse` is the dense attention with its
@@ -116,6 +120,7 @@ class Bench:
     """One model and what is measured on it."""
 
     dense_limit = 2**60
+    repeats = None
 
     def __init__(self, loaded, folder, put):
         self.loaded = loaded
@@ -170,7 +175,7 @@ class Bench:
             names.insert(0, "library")
         if n > self.dense_limit:
             names.remove("dense")
-        repeats = 3 if n <= REPEAT_LIMIT else 1
+        repeats = self.repeats or (3 if n <= REPEAT_LIMIT else 1)
         known = {}
         for name in names:
             work = getattr(self, name)
@@ -226,6 +231,9 @@ def main():
     parser.add_argument(
         "--dense-limit", type=int, default=2**60, help="longest that dense is measured at"
     )
+    parser.add_argument(
+        "--repeats", type=int, help=f"samples a length; by default 3 up to {REPEAT_LIMIT} tokens"
+    )
     parser.add_argument("--grid", default="default")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="CSV to append to")
@@ -258,6 +266,7 @@ def main():
                 loaded = build_model(shape, num_layers, device, dtype)
                 bench = Bench(loaded, Path(folder), put)
                 del loaded
+            bench.repeats = arguments.repeats
             bench.dense_limit = 0 if num_layers == 1 else arguments.dense_limit
             if scorer.row_sample not in warm:  # compiles every kernel
                 warm_up = random_sample(min(n, WARM_UP), bench.loaded.identity.vocab_size)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from patternsearch.schema.io import load_grid
+from patternsearch.scoring.accounts import Accounts
 from patternsearch.scoring.engine import LayerScorer
 from support.planted import planted_qk
 
@@ -57,3 +58,28 @@ def test_sampled_scores_on_cuda_agree_with_torch(n, dtype, atol):
         ours, theirs = getattr(on_gpu, name), getattr(on_cpu, name)
         np.testing.assert_allclose(ours, theirs, atol=atol, err_msg=name)
         np.testing.assert_array_equal(ours, getattr(again, name), err_msg=name)
+
+
+@pytest.mark.parametrize("row_sample", [1.0, 1 / 8])
+def test_scoring_waits_for_the_device_only_at_its_end(row_sample, monkeypatch):
+    """What the host still has to launch would lie bare if it waited for the pass."""
+    from patternsearch.kernels.score.lse import attention_with_lse
+
+    q, k, v = (x.to("cuda", torch.bfloat16) for x in planted_qk(4096, 8, 2, 128, seed=3))
+    lse = attention_with_lse(q, k, v, scale=0.1).lse
+    scorer = LayerScorer(load_grid("default")[0].expand(), row_sample=row_sample, backend="triton")
+    scorer.score(q, k, scale=0.1, lse=lse)  # compile, and lay the sample out
+    finish = Accounts.finish
+
+    def at_the_end(*arguments):
+        torch.cuda.set_sync_debug_mode("default")
+        return finish(*arguments)
+
+    monkeypatch.setattr(Accounts, "finish", at_the_end)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scores = scorer.score(q, k, scale=0.1, lse=lse)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert np.isfinite(scores.mass).all()

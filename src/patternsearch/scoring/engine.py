@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from patternsearch.errors import InputError
 from patternsearch.kernels import index as torch_index
+from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
 from patternsearch.kernels.score.sampled import near_masses
 from patternsearch.patterns.candidates import (
@@ -278,9 +280,11 @@ class LayerScorer:
             index.put(accounts, [column_mass.pop(0) for _ in index.tables])
         logical = None
         if masses.a_shape_logical is not None:
-            sink_of = [sinks.index(candidate.sink) for candidate in self._a_shape.candidates]
-            window_of = [windows.index(candidate.window) for candidate in self._a_shape.candidates]
-            logical = masses.a_shape_logical[:, sink_of, window_of]
+            places = [
+                sinks.index(candidate.sink) * len(windows) + windows.index(candidate.window)
+                for candidate in self._a_shape.candidates
+            ]
+            logical = masses.a_shape_logical.flatten(1)[:, upload(np.asarray(places), q.device)]
         return TileMasses(masses.segment_mass, accounts.n), logical
 
     def _put_sampled(

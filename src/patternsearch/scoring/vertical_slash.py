@@ -241,7 +241,7 @@ def _pairs_by_entry(table: BucketTable, n: int) -> Tensor:
     if table.kind == "tile":
         # Off the diagonal a tile holds its query tile's rows × T pairs.
         pairs = table.tile * (n - table.tile * entry)
-        pairs[0] = int((rows * (rows + 1) // 2).sum())
+        pairs[:1].fill_(int((rows * (rows + 1) // 2).sum()))  # an assignment would wait
         return pairs
     # Entry e of query tile u is key T·u + T − 1 − e: all rows see it if e ≥ T − 1, else the last.
     whole = n - table.tile * (entry // table.tile)

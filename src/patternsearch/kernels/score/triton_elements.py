@@ -7,11 +7,13 @@ tiles wherever no bound of the pattern cuts one.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.score.triton_kernels import probabilities_fwd
 from patternsearch.kernels.score.triton_launch import ScoreOperands
 from patternsearch.patterns.geometry import num_tiles
@@ -214,12 +216,13 @@ def a_shape_logical(
     """Return the logical mass of each sink × window, summed over rows, as [Hq, sinks, windows]."""
     tiles = num_tiles(op.n, 64)
     pairs = [(sink, window) for sink in sinks for window in windows]
-    limits = torch.tensor(pairs, dtype=torch.int64).clamp(max=op.n).to(torch.int32)
-    limits = limits.to(op.q.device)
+    sink_limits, window_limits = upload(
+        np.minimum(np.asarray(pairs), op.n).astype(np.int32).T, op.q.device
+    )
     out = op.q.new_empty(op.num_heads, len(pairs), tiles, dtype=torch.float32)
     a_shape_logical_fwd_kernel[(tiles, op.num_heads)](
         op.q, op.k, op.neg_lse2, segment_mass, op.first_segment,
-        limits[:, 0].contiguous(), limits[:, 1].contiguous(), out,
+        sink_limits, window_limits, out,
         *op.strides, segment_mass.stride(0), op.n, op.group, op.scale_log2, len(pairs),
         **op.constants, num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -15,6 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from patternsearch.errors import EnvironmentLacks
 from patternsearch.kernels._common.checks import padded_head_dim
+from patternsearch.kernels._common.upload import upload
 from patternsearch.patterns.geometry import num_tiles, query_segments
 
 __all__ = [
@@ -181,14 +183,14 @@ class ScoreOperands:
     @cached_property
     def segments(self) -> Tensor:
         """``segment_list`` as int32 [segments, 3] on the device."""
-        return torch.tensor(self.segment_list, dtype=torch.int32).to(self.q.device)
+        return upload(np.asarray(self.segment_list, dtype=np.int32), self.q.device)
 
     @cached_property
     def first_segment(self) -> Tensor:
         """Index of each query tile's first segment, int32 [tiles + 1]; last: the number of all."""
-        tile_of = torch.tensor([first // 64 for first, _, _ in self.segment_list])
-        tiles = torch.arange(num_tiles(self.n, 64) + 1)
-        return torch.searchsorted(tile_of, tiles).to(torch.int32).to(self.q.device)
+        tile_of = [first // 64 for first, _, _ in self.segment_list]
+        first = np.searchsorted(tile_of, np.arange(num_tiles(self.n, 64) + 1))
+        return upload(first.astype(np.int32), self.q.device)
 
     @cached_property
     def edges(self) -> Tensor:
@@ -201,4 +203,4 @@ class ScoreOperands:
             for index, (first, end, region) in enumerate(self.segment_list)
             if end - first < 64
         ]
-        return torch.tensor(rows, dtype=torch.int32).reshape(-1, 4).to(self.q.device)
+        return upload(np.asarray(rows, dtype=np.int32).reshape(-1, 4), self.q.device)
