@@ -76,7 +76,7 @@ GIB = 2**30
 PHASES = ("forward", "lse", "score", "aggregate", "write")
 COLUMNS = (
     "device", "torch", "measurement", "tokens", "layers", "row_sample", "repeats", "seconds",
-    *(f"{phase}_s" for phase in PHASES), "peak_gib", "ratio", "extra_gib",
+    *(f"{phase}_s" for phase in PHASES), "peak_gib", "ratio", "extra_gib", "commit",
 )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ class Bench:
             self.put(row)
 
 
-def row_writer(path, device):
+def row_writer(path, device, commit):
     """Return what prints a row and appends it to the file."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     if path is not None and not (path.exists() and path.stat().st_size):
@@ -209,7 +209,7 @@ def row_writer(path, device):
             csv.writer(file).writerow(COLUMNS)
 
     def put(row):
-        row = {"device": name, "torch": torch.__version__, **row}
+        row = {"device": name, "torch": torch.__version__, **row, "commit": commit}
         row = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
         print(json.dumps(row), flush=True)
         if path is not None:
@@ -237,6 +237,7 @@ def main():
     parser.add_argument("--grid", default="default")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="CSV to append to")
+    parser.add_argument("--commit", default="unknown", help="of this code, for the rows")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does the script run?")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -245,7 +246,7 @@ def main():
     backend = "triton" if is_cuda else "torch"
     whole = LayerScorer(candidates, backend=backend)
     sampled = LayerScorer(candidates, backend=backend, row_sample=arguments.row_sample)
-    put = row_writer(arguments.out, device)
+    put = row_writer(arguments.out, device, arguments.commit)
     plan = [
         (arguments.layers, int(n), scorer)
         for text, scorer in ((arguments.lengths, whole), (arguments.sampled_lengths, sampled))
