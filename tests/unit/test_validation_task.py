@@ -66,10 +66,12 @@ def test_losses_are_those_of_the_logits(loaded, config):
     assert row.kl > 1e-3, "this config must lose something"
     agree = (dense.argmax(-1) == ours.argmax(-1)).float().mean()
     assert row.top1_agreement == pytest.approx(float(agree))
-    lost = dense.amax(-1) - dense.gather(1, ours.argmax(-1)[:, None])[:, 0]
-    tied = ((lost > 0) & (lost <= 0.2)).float().mean()
-    assert row.near_ties == pytest.approx(float(tied))
-    assert 0 < row.near_ties < 1 - row.top1_agreement, "both kinds of change must occur"
+    first, second = dense.exp().topk(2, dim=-1).values.unbind(-1)
+    decided = first >= 2 * second
+    assert row.decided == pytest.approx(float(decided.float().mean()))
+    same = (dense.argmax(-1) == ours.argmax(-1))[decided].float().mean()
+    assert row.decided_agreement == pytest.approx(float(same))
+    assert 0 < row.decided < 1, "both kinds of positions must occur"
     loss = -ours[:-1].gather(1, ids[0, 1:, None]).mean()
     assert row.sparse_perplexity == pytest.approx(float(loss.exp()), rel=1e-4)
     buckets = report.logits[1:]
@@ -93,7 +95,7 @@ def test_an_answer_counts_if_the_continuation_holds_it(loaded, monkeypatch):
 def report(**changes):
     row = LogitAgreement(
         length=1000, bucket="all", num_positions=100, kl=0.01, top1_agreement=0.98,
-        near_ties=0.01,
+        decided=0.7, decided_agreement=0.99,
         dense_perplexity=10.0, sparse_perplexity=10.1,
     )  # fmt: skip
     values = {
@@ -108,8 +110,7 @@ def report(**changes):
     ("change", "name"),
     [
         ({"kl": 0.2}, "logits at 1000 tokens"),
-        ({"top1_agreement": 0.8}, "logits at 1000 tokens"),
-        ({"top1_agreement": 0.8, "near_ties": 0.09}, "logits at 1000 tokens"),
+        ({"decided_agreement": 0.97}, "logits at 1000 tokens"),
         ({"sparse_perplexity": 11.0}, "perplexity at 1000 tokens"),
     ],
 )
@@ -117,8 +118,15 @@ def test_limits_decide(change, name):
     rows = tuple(row.model_copy(update=change) for row in report().logits)
     found = [c for c in check_task(report(logits=rows)) if c.status == "differs"]
     assert [c.name for c in found] == [name]
-    loose = TaskLimits(kl=1.0, top1_agreement=0.0, perplexity_ratio=2.0)
+    loose = TaskLimits(kl=1.0, decided_agreement=0.0, perplexity_ratio=2.0)
     assert all(c.status == "ok" for c in check_task(report(logits=rows), loose))
+
+
+@pytest.mark.parametrize("agreement", [1.0, None])
+def test_a_change_between_equals_is_not_held_against_a_config(agreement):
+    change = {"top1_agreement": 0.5, "decided": 0.2, "decided_agreement": agreement}
+    rows = tuple(row.model_copy(update=change) for row in report().logits)
+    assert all(c.status == "ok" for c in check_task(report(logits=rows)))
 
 
 @pytest.mark.parametrize(

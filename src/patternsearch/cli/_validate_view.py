@@ -117,7 +117,7 @@ def task_tables(task: "TaskReport") -> list[Any]:
     """Return logits, retrieval and continuations."""
     logits = plain_table(
         "Logits, dense against sparse",
-        "tokens", "positions", "KL", "top-1", "near ties", "perplexity dense", "sparse",
+        "tokens", "positions", "KL", "top-1", "where decided", "perplexity dense", "sparse",
     )  # fmt: skip
     for row in task.logits:
         logits.add_row(
@@ -125,7 +125,7 @@ def task_tables(task: "TaskReport") -> list[Any]:
             row.bucket,
             f"{row.kl:.4f}",
             f"{row.top1_agreement:.3f}",
-            f"{row.near_ties:.3f}",
+            "–" if row.decided_agreement is None else f"{row.decided_agreement:.3f}",
             f"{row.dense_perplexity:.3f}",
             f"{row.sparse_perplexity:.3f}",
         )

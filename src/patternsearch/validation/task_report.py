@@ -20,9 +20,13 @@ class LogitAgreement(_Part):
     top1_agreement: float = Field(
         description="share of positions where both models find the same token most likely"
     )
-    near_ties: float = Field(
-        description="share where they differ, but dense finds the sparse model's token at most "
-        "0.2 nats less likely than its own, which rounding can turn round"
+    decided: float = Field(
+        description="share of positions where dense finds one token at least twice as likely as "
+        "any other; elsewhere rounding alone may change which is first"
+    )
+    decided_agreement: float | None = Field(
+        description="share of the decided positions where sparse finds the same token most "
+        "likely; null where dense decided nothing"
     )
     dense_perplexity: float = Field(description="over the sampled positions")
     sparse_perplexity: float
