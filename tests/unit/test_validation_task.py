@@ -81,6 +81,16 @@ def test_losses_are_those_of_the_logits(loaded, config):
     assert buckets[-1].kl == pytest.approx(float(last), rel=1e-3)
 
 
+def test_equal_logits_agree_and_decide_nothing(loaded, config, monkeypatch):
+    tied = torch.zeros(300, 320)
+    tied[:, [7, 70, 200]] = 3.0
+    monkeypatch.setattr(task_module, "_logits_at", lambda model, ids, places: tied[: len(places)])
+    row = measure_task(loaded, config, judging(), options=QUICK).logits[0]
+    assert row.top1_agreement == 1.0
+    assert row.decided == 0.0
+    assert row.decided_agreement is None
+
+
 def test_an_answer_counts_if_the_continuation_holds_it(loaded, monkeypatch):
     names = {field.name for field in fields(TaskPrompt)}
     values = dict.fromkeys(names) | {"answer": "the", "token_ids": np.arange(5, dtype=np.int32)}

@@ -162,9 +162,10 @@ def _compare_logits(
         sparse_logits = _logits_at(loaded, sample.token_ids, places)
     dense_log, sparse_log = dense_logits.log_softmax(-1), sparse_logits.log_softmax(-1)
     kl = (dense_log.exp() * (dense_log - sparse_log)).sum(-1).clamp(min=0).cpu().numpy()
-    best = dense_log.topk(2, dim=-1)
-    agree = (best.indices[:, 0] == sparse_log.argmax(-1)).cpu().numpy()
-    decided = (best.values[:, 0] - best.values[:, 1] >= _DECIDED).cpu().numpy()
+    # Both by argmax: of equal logits, frequent in bfloat16, topk may name another.
+    agree = (dense_log.argmax(-1) == sparse_log.argmax(-1)).cpu().numpy()
+    first, second = dense_log.topk(2, dim=-1).values.unbind(-1)
+    decided = (first - second >= _DECIDED).cpu().numpy()
     has_next = places < n - 1
     following = torch.from_numpy(
         sample.token_ids[np.minimum(places + 1, n - 1)].astype(np.int64)
