@@ -13,17 +13,26 @@ def encode(text):
     return np.frombuffer(text.encode("utf-32-le"), dtype=np.int32)
 
 
-def packer(*texts):
-    return Packer(iter([Document(f"d{i}", text) for i, text in enumerate(texts)]), encode)
+def encode_all(texts):
+    return [encode(text) for text in texts]
+
+
+def packer(*texts, expected=0):
+    documents = (Document(f"d{i}", text) for i, text in enumerate(texts))
+    return Packer(documents, encode_all, expected=expected)
 
 
 TEXTS = st.lists(st.text(alphabet="ab \n", max_size=40), max_size=8)
 
 
 @settings(max_examples=200, deadline=None)
-@given(texts=TEXTS, requests=st.lists(st.integers(1, 30), max_size=10))
-def test_take_gives_exact_lengths_and_every_token_once(texts, requests):
-    source = packer(*texts)
+@given(
+    texts=TEXTS,
+    requests=st.lists(st.integers(1, 30), max_size=10),
+    expected=st.sampled_from([0, 1, 50, 10_000]),
+)
+def test_take_gives_exact_lengths_and_every_token_once(texts, requests, expected):
+    source = packer(*texts, expected=expected)
     total = sum(map(len, texts))
     seen = {}
     given_out = 0
@@ -66,7 +75,8 @@ def test_take_prefers_documents_that_were_not_used():
     assert used[6] == [("d0", 8), ("d1", 8)]
 
 
-def test_take_reads_no_more_documents_than_needed():
+@pytest.mark.parametrize("expected", [0, 12])
+def test_take_reads_no_more_documents_than_needed(expected):
     read = []
 
     def documents():
@@ -74,20 +84,50 @@ def test_take_reads_no_more_documents_than_needed():
             read.append(i)
             yield Document(f"d{i}", "xxxxx")
 
-    Packer(documents(), encode).take(12)
+    Packer(documents(), encode_all, expected=expected).take(12)
     assert read == [0, 1, 2]
 
 
-def test_take_tokenises_a_long_document_only_as_far_as_needed():
+@pytest.mark.parametrize("expected", [0, 10])
+def test_take_tokenises_a_long_document_only_as_far_as_needed(expected):
     sizes = []
 
-    def counting(text):
-        sizes.append(len(text))
-        return encode(text)
+    def counting(texts):
+        sizes.extend(map(len, texts))
+        return encode_all(texts)
 
     text = "word " * 200_000
-    Packer(iter([Document("long", text)]), counting).take(10)
+    Packer(iter([Document("long", text)]), counting, expected=expected).take(10)
     assert sum(sizes) < len(text) / 10
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts=TEXTS, requests=st.lists(st.integers(1, 30), max_size=6), expected=st.integers(1, 300))
+def test_what_is_expected_changes_no_piece(texts, requests, expected):
+    def pieces(source):
+        try:
+            for request in requests:
+                for piece in source.take(request):
+                    yield piece.document, piece.start, piece.token_ids.tolist()
+        except DryError as dry:
+            yield dry.missing, dry.num_documents, dry.num_tokens
+
+    assert list(pieces(packer(*texts, expected=expected))) == list(pieces(packer(*texts)))
+
+
+def test_much_to_come_is_tokenised_many_documents_at_a_time():
+    calls = []
+
+    def counting(texts):
+        calls.append(len(texts))
+        return encode_all(texts)
+
+    documents = (Document(f"d{i}", "x" * 1000) for i in range(5000))
+    source = Packer(documents, counting, expected=4_000_000)
+    for _ in range(4000):
+        source.take(1000)
+    assert sum(calls) == 4000
+    assert len(calls) < 10
 
 
 @settings(max_examples=200, deadline=None)

@@ -2,7 +2,7 @@
 """Documents to exact numbers of tokens, with nothing added and nothing lost."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,12 @@ __all__ = ["Document", "DryError", "Packer", "Piece", "cut_text"]
 
 TokenIds = NDArray[np.int32]
 
+EncodeAll = Callable[[Sequence[str]], Sequence[TokenIds]]
+"""Texts to the token ids of each, without special tokens around them."""
+
 _CHUNK_CHARS = 1 << 16
+_BATCH_CHARS = 1 << 20
+"""Tokenised in one call at most: as many chunks as there are cores, and some 100 MB meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +71,23 @@ class Packer:
 
     Each request begins with documents that no request has seen, so that samples differ as much
     as the source allows; when there are none left, it goes on with what earlier requests left
-    over of theirs. No token is given out twice. Documents are tokenised only as far as needed.
+    over of theirs. No token is given out twice. Documents are tokenised only as far as needed,
+    many at a time where much is to come, which a tokenizer spreads over the cores.
 
     Args:
         documents: in the order of use; read lazily.
-        encode: text to token ids, without special tokens around it.
+        encode_all: the tokenizer.
+        expected: tokens that all requests together will ask for; 0 if that is not known. No
+            result depends on it.
     """
 
-    def __init__(self, documents: Iterator[Document], encode: Callable[[str], TokenIds]) -> None:
+    def __init__(
+        self, documents: Iterator[Document], encode_all: EncodeAll, *, expected: int = 0
+    ) -> None:
         self._documents = documents
-        self._encode = encode
+        self._encode_all = encode_all
+        self._expected = expected
+        self._ready: deque[_OpenDocument] = deque()
         self._leftovers: deque[_OpenDocument] = deque()
         self._num_documents = 0
         self._num_tokens = 0
@@ -104,29 +116,59 @@ class Packer:
         return pieces
 
     def _next(self) -> "_OpenDocument | None":
-        document = next(self._documents, None)
-        if document is not None:
+        if not self._ready:
+            self._open_more()
+        if self._ready:
             self._num_documents += 1
-            return _OpenDocument(document, self._encode)
+            return self._ready.popleft()
         return self._leftovers.popleft() if self._leftovers else None
+
+    def _open_more(self) -> None:
+        """Open as many documents as what is to come may need, at least one; tokenise them."""
+        # A token is seldom less than a character: where it is more, the rest is opened later.
+        room = min(max(self._expected - self._num_tokens, 1), _BATCH_CHARS)
+        texts: list[str] = []
+        owners: list[_OpenDocument] = []
+        while room > 0 and (document := next(self._documents, None)) is not None:
+            opened = _OpenDocument(document, self._encode_all)
+            self._ready.append(opened)
+            while room > 0 and (chunk := next(opened.chunks, None)) is not None:
+                texts.append(chunk)
+                owners.append(opened)
+                room -= len(chunk)
+        for owner, token_ids in zip(owners, self._encode_all(texts), strict=True):
+            owner.encoded.append(token_ids)
 
 
 class _OpenDocument:
-    def __init__(self, document: Document, encode: Callable[[str], TokenIds]) -> None:
+    """A document that is being read.
+
+    Attributes:
+        id: of the document.
+        position: tokens read.
+        chunks: of its text, those not tokenised yet.
+        encoded: chunks tokenised and not read yet.
+    """
+
+    def __init__(self, document: Document, encode_all: EncodeAll) -> None:
         self.id = document.id
         self.position = 0
-        self._chunks = (encode(chunk) for chunk in cut_text(document.text, _CHUNK_CHARS))
+        self.chunks = cut_text(document.text, _CHUNK_CHARS)
+        self.encoded: deque[TokenIds] = deque()
+        self._encode_all = encode_all
         self._rest = np.empty(0, dtype=np.int32)
 
     def read(self, at_most: int) -> TokenIds:
         parts = [self._rest]
         available = self._rest.size
         while available < at_most:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            parts.append(chunk)
-            available += chunk.size
+            if not self.encoded:
+                chunk = next(self.chunks, None)
+                if chunk is None:
+                    break
+                self.encoded.extend(self._encode_all([chunk]))
+            parts.append(self.encoded.popleft())
+            available += parts[-1].size
         token_ids = np.concatenate(parts)
         self._rest = token_ids[at_most:]
         self.position += min(available, at_most)

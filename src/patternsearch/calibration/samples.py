@@ -121,6 +121,10 @@ def draw_slots(
     progress = progress or Silent()
     encoder = Encoder(tokenizer, chat_template=resolved.chat_template)
     progress.start(_TASK, float(sum(slot.length for slot in slots)), "tokens")
+    expected: dict[tuple[str, str, int], int] = {}
+    for slot in slots:
+        stream = slot.source.name, slot.split, slot.length
+        expected[stream] = max(expected.get(stream, 0), (slot.index + 1) * slot.length)
     drawers: dict[str, _DocumentDrawer] = {}
     result = []
     for slot in slots:
@@ -130,7 +134,7 @@ def draw_slots(
             name = slot.source.name
             if name not in drawers:
                 drawers[name] = _DocumentDrawer(resolved, slot.source, encoder, base_dir)
-            sample = drawers[name].draw(slot)
+            sample = drawers[name].draw(slot, expected[name, slot.split, slot.length])
         result.append(sample)
         progress.advance(_TASK, float(slot.length), sample.sample_id)
     progress.finish(_TASK)
@@ -193,13 +197,19 @@ class _DocumentDrawer:
         self._packers: dict[tuple[str, int], tuple[Packer, int]] = {}
         self._frame: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
-    def draw(self, slot: Slot) -> Sample:
-        """Draw the sample of a slot; slots of one length and split must ascend."""
+    def draw(self, slot: Slot, expected: int) -> Sample:
+        """Draw the sample of a slot; slots of one length and split must ascend.
+
+        Args:
+            slot: which.
+            expected: tokens of all samples of its length and split, those passed over included.
+        """
         stream = (slot.split, slot.length)
-        packer, done = self._packers.get(stream) or (
-            Packer(self._documents(slot.split, slot.length), self._encoder.encode),
-            0,
-        )
+        if stream not in self._packers:
+            documents = self._documents(*stream)
+            packer = Packer(documents, self._encoder.encode_all, expected=expected)
+            self._packers[stream] = packer, 0
+        packer, done = self._packers[stream]
         assert slot.index >= done
         for index in range(done, slot.index):
             # Another rank's sample: its tokens are passed over.

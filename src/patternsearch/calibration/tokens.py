@@ -60,12 +60,16 @@ class Encoder:
         ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int32).reshape(-1)
 
-    def counts(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text on its own."""
+    def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Return what :meth:`encode` returns for each text; fast tokenizers use all cores."""
         if not texts:
             return []
         rows = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        return [len(row) for row in rows]
+        return [np.asarray(row, dtype=np.int32).reshape(-1) for row in rows]
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text on its own."""
+        return [row.size for row in self.encode_all(texts)]
 
     def render(self, messages: Sequence[Message], *, is_prompt: bool) -> str:
         """Return a conversation as text; ``is_prompt`` ends it where the assistant shall answer.
