@@ -36,6 +36,7 @@ from patternsearch.scoring.accounts import Accounts, LayerScores, joined_heads
 from patternsearch.scoring.regions import SampledRegions, SampleTables
 from patternsearch.scoring.sampled_rows import sampled_in_torch, sampled_on_cuda
 from patternsearch.scoring.tile_sets import (
+    SelectTop,
     TileMasses,
     put_a_shape,
     put_block_sparse,
@@ -238,7 +239,8 @@ class LayerScorer:
                 scores = self._index("block_scores")(
                     q, k, scale=scale, tile=tile, estimator=estimator
                 )
-            put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores)
+            select = self._select_top() if estimator is not None else None
+            put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores, select)
         total = tile_masses.regions.sum(
             tile_masses.segment_mass.sum(2, dtype=torch.float64)[:, None]
         )
@@ -377,6 +379,14 @@ class LayerScorer:
         if self.backend == "triton":
             return getattr(import_module("patternsearch.kernels.index.triton"), name)
         return getattr(torch_index, name)
+
+    def _select_top(self) -> SelectTop | None:
+        """Return what takes the highest scores of a row; PyTorch's own way is to sort them all."""
+        if self.backend == "torch":
+            return None
+        from patternsearch.kernels.index.select_triton import select_top
+
+        return select_top
 
     def _score_masses(self, q: Tensor, k: Tensor, **arguments: Any) -> ScoreMasses:
         if self.backend == "torch":

@@ -4,7 +4,8 @@
 All of them read the probability mass of 64-key tiles in query segments, computed once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,10 @@ from patternsearch.patterns.geometry import (
 from patternsearch.scoring.accounts import Accounts
 from patternsearch.scoring.regions import Regions, SampledRegions
 
-__all__ = ["TileMasses", "put_a_shape", "put_block_sparse", "put_dense"]
+__all__ = ["SelectTop", "TileMasses", "put_a_shape", "put_block_sparse", "put_dense"]
+
+SelectTop = Callable[..., Any]
+"""One of the functions ``patternsearch.kernels.index.select.select_top``."""
 
 _LIMIT = 2**26
 """Largest number of elements in a temporary array; heads are taken in blocks that respect it."""
@@ -81,9 +85,9 @@ class TileMasses:
         per_tile = tile // 64
         if per_tile == 1:
             return mass
-        pad = num_tiles(self.n, tile) * per_tile - mass.shape[2]
-        padded = torch.nn.functional.pad(mass, (0, pad))
-        return padded.view(*mass.shape[:2], -1, per_tile).sum(-1)
+        if pad := num_tiles(self.n, tile) * per_tile - mass.shape[2]:
+            mass = torch.nn.functional.pad(mass, (0, pad))
+        return mass.view(*mass.shape[:2], -1, per_tile).sum(-1)
 
     def by_query_tile(self, heads: slice, tile: int) -> Tensor:
         """Return [heads, query tiles, key tiles], the mass of each tile."""
@@ -164,11 +168,11 @@ def put_a_shape(
     parts = []
     for heads in masses.head_blocks():
         running = masses.segment_mass[heads].cumsum(-1)
-        running = torch.nn.functional.pad(running, (1, 0))
-        captured = (
-            running[:, segment, sink] + running[:, segment, end] - running[:, segment, start]
-        )  # [heads, G, segments]
-        parts.append(captured)
+        before = [
+            torch.where(tile > 0, running[:, segment, (tile - 1).clamp(min=0)], 0)
+            for tile in (sink, end, start)
+        ]  # each [heads, G, segments], the mass of the key tiles before it
+        parts.append(before[0] + before[1] - before[2])
     counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(
@@ -186,6 +190,7 @@ def put_block_sparse(
     rows: Sequence[int],
     candidates: Sequence[BlockSparse],
     scores: Tensor | None,
+    select_top: SelectTop | None = None,
 ) -> None:
     """Enter Block-Sparse candidates of one tile size and one index.
 
@@ -196,6 +201,7 @@ def put_block_sparse(
         candidates: to score.
         scores: [Hq, tiles, tiles], the online block scores; None for the oracle's, which are the
             tiles' true masses.
+        select_top: the index's, where it is faster than sorting all tiles.
     """
     n, tile, device = masses.n, candidates[0].tile, masses.segment_mass.device
     budgets = [effective_blocks(n, tile, candidate.blocks) for candidate in candidates]
@@ -210,7 +216,9 @@ def put_block_sparse(
             score = true_mass.masked_fill(key > key[:, None], float("-inf"))
         else:
             score = scores[heads]
-        if masses.is_sampled:
+        if select_top is not None:
+            order = _rank_selected(score, max(budgets), select_top)[:, query]
+        elif masses.is_sampled:
             order = _rank_rows(score, masses.first_row // tile, max(budgets))
         else:
             order = rank_blocks(score)[:, query, : max(budgets)]
@@ -219,6 +227,32 @@ def put_block_sparse(
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(rows, captured=masses.regions.sum(torch.cat(parts)), pairs=pairs, tiles=tiles)
+
+
+def _rank_selected(scores: Tensor, budget: int, select_top: SelectTop) -> Tensor:
+    """Rank as :func:`rank_blocks` does, but only the first of each query tile.
+
+    Args:
+        scores: float32 [heads, tiles, tiles], contiguous.
+        budget: how many of the ranked are wanted.
+        select_top: takes them, in no order of their scores.
+
+    Returns:
+        int64 [heads, tiles, budget]; where fewer come before the query tile's end, a later tile,
+        which nothing of it attends to, fills up.
+    """
+    heads, tiles = scores.shape[:2]
+    query = torch.arange(tiles, device=scores.device)[:, None]
+    lists = (query + 1).clamp(max=tiles - 1).int().expand(tiles, budget)
+    lists = lists.repeat(heads, 1, 1).contiguous()
+    budgets = (budget,) * heads
+    select_top(scores, budgets, out=lists.view(-1), with_mask=False, num_forced=0, causal_from=0)
+    # A list is in descending order of tiles; the lower of equal scores comes first.
+    taken = lists.flip(-1).long()
+    score = scores.gather(2, taken)
+    score = score.masked_fill(taken == query, float("inf"))
+    score = score.masked_fill(taken > query, float("-inf"))
+    return taken.gather(2, torch.sort(score, dim=-1, descending=True, stable=True).indices)
 
 
 def _rank_rows(scores: Tensor, query: NDArray[np.int64], budget: int) -> Tensor:

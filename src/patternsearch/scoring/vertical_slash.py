@@ -35,6 +35,9 @@ from patternsearch.scoring.regions import SampledRegions
 
 __all__ = ["Budgets", "VerticalSlashIndex", "columns_that_run", "prepare"]
 
+_PIECE = 4096
+"""Columns of a product that is cut."""
+
 
 def columns_that_run(
     candidate: VerticalSlashSpread | VerticalSlashLastQ, consumer: Consumer
@@ -204,7 +207,7 @@ class VerticalSlashIndex:
         num_heads, num_extents, num_regions, n = mass.shape
         numbers = torch.arange(1, len(self.vertical.distinct) + 1, device=mass.device)
         left_out = (self.column_bucket[..., None] == numbers).float()  # [Hq, n, V]
-        by_bucket = torch.bmm(mass.view(num_heads, -1, n), left_out).double()
+        by_bucket = _products(mass.view(num_heads, -1, n), left_out)
         by_bucket = by_bucket.view(num_heads, num_extents, num_regions, -1).transpose(2, 3)
         # A budget misses its own bucket number and all later ones.
         return by_bucket.flip(1, 2).cumsum(1).cumsum(2).flip(1, 2)
@@ -220,11 +223,12 @@ class VerticalSlashIndex:
         tiles = _tiles_read(self.table, chosen, n)
         pairs = (chosen * _pairs_by_entry(self.table, n)).sum(-1)
 
-        columns_in = self.column_bucket[..., None] <= torch.arange(
-            len(self.vertical.distinct), device=device
-        )
-        columns_in = torch.nn.functional.pad(columns_in.double(), (0, 0, 0, count * tile - n))
-        columns_in = columns_in.view(num_heads, count * per_tile, tile // per_tile, -1).sum(2)
+        outside = self.column_bucket
+        if pad := count * tile - n:
+            outside = torch.nn.functional.pad(outside, (0, pad), value=len(self.vertical.distinct))
+        outside = outside.view(num_heads, count * per_tile, tile // per_tile, 1)
+        budgets = torch.arange(len(self.vertical.distinct), device=device)
+        columns_in = (outside <= budgets).sum(2, dtype=torch.float64)
         # Column j is gathered for query tile u if entry (u, j) is not chosen. Its entries are
         # those of its residue up to the one of the last query tile, which mirrors j.
         open_entry = (~chosen).view(num_heads, -1, count, per_tile)
@@ -232,6 +236,19 @@ class VerticalSlashIndex:
         gathered_last = torch.bmm(open_entry.flatten(2).flip(2).double(), columns_in)
         pairs = pairs[..., None] + tile * gathered - (count * tile - n) * gathered_last
         return tiles, pairs, gathered
+
+
+def _products(mass: Tensor, left_out: Tensor) -> Tensor:
+    """Return float64 [Hq, rows, V]: the batched product of [Hq, rows, n] and [Hq, n, V].
+
+    With few rows and columns a long n is cut into pieces, which occupy all of a GPU.
+    """
+    num_heads, rows, n = mass.shape
+    if n < 2 * _PIECE or n % _PIECE:
+        return torch.bmm(mass, left_out).double()
+    pieces = mass.view(num_heads, rows, -1, _PIECE).transpose(1, 2)
+    by_piece = torch.matmul(pieces, left_out.view(num_heads, -1, _PIECE, left_out.shape[2]))
+    return by_piece.sum(1, dtype=torch.float64)
 
 
 def _pairs_by_entry(table: BucketTable, n: int) -> Tensor:
