@@ -2,9 +2,9 @@
 """Masses of sampled query rows on CUDA: only these rows are multiplied.
 
 A program holds a block of sampled rows and walks over the key tiles. Of a tile it keeps each unit's
-mass, and adds up, for every column budget of every table, the mass of the columns outside it: a
-second product, of the probabilities with a matrix of zeros and ones. Nearly all tiles are outside
-every extent budget, where one accumulator serves; the others are entered by bucket.
+mass, and adds up, for every column budget of every table, the mass of the columns outside it. Both
+come from a second product, of the probabilities with a matrix of zeros and ones. Nearly all tiles
+are outside every extent budget, where one accumulator serves; the others are entered by bucket.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from patternsearch.patterns.geometry import num_tiles
 
 __all__ = ["ColumnBudgets", "launch_sampled_masses"]
 
-_MAX_COLUMNS = 64
+_MAX_COLUMNS = 63
 """Column budgets of all tables that one launch reduces under, unless one table has more."""
 
 
@@ -105,7 +105,8 @@ def sampled_masses_fwd_kernel(
     Grid: (blocks, heads), the longest rows first. With U units of R rows a block:
 
     - ``rows`` int32 [blocks, U, R], −1 for none; ``bounds`` int32 [blocks, 2], least and greatest.
-    - ``left_out`` [heads, 64·num_tiles, COLUMNS], 1 where a column is outside a budget.
+    - ``left_out`` [heads, 64·num_tiles, COLUMNS], 1 where a column is outside a budget; the last
+      is 1 everywhere, which gives the mass of a tile.
     - ``columns`` int32 [3, COLUMNS]: where the budget's table begins in ``bucket``, log2 of its
       tile, its number of extent budgets M.
     - ``is_near`` uint8 [heads, num_tiles + 1]: at D, whether a pair of a block that begins D tiles
@@ -154,11 +155,12 @@ def sampled_masses_fwd_kernel(
         is_hot = tl.load(p_near + num_whole - i_t)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_p = tl.exp2(b_s * scale_log2 - b_lse[:, None])
-        if STORE_TILES:
-            b_mass = tl.sum(tl.reshape(tl.sum(b_p, axis=1), (UNITS, ROWS)), axis=1)
-            tl.store(p_tile + i_t, b_mass, mask=m_unit)
         b_p = b_p.to(b_left.dtype)
         b_sum = tl.dot(b_p, b_left, input_precision=PRECISION)
+        if STORE_TILES:
+            b_row = tl.sum(tl.where(o_col[None, :] == COLUMNS - 1, b_sum, 0.0), axis=1)
+            b_mass = tl.sum(tl.reshape(b_row, (UNITS, ROWS)), axis=1)
+            tl.store(p_tile + i_t, b_mass, mask=m_unit)
         if is_hot == 0:
             acc_rows += b_sum
         else:
@@ -272,7 +274,7 @@ def _launch(
     first = torch.where(flat < 0, last[:, None], flat).amin(1)
     bounds = torch.stack([first, last], dim=1)
     widths = [one.num_columns for one in budgets]
-    columns = max(16, triton.next_power_of_2(sum(widths)))
+    columns = max(16, triton.next_power_of_2(sum(widths) + 1))
     num_slots = max([1, *(one.table.num_buckets - 1 for one in budgets)])
     table, bucket = _table_of_columns(op, budgets, columns)
     span = int((last // 64 - first // 64).max())
@@ -284,6 +286,7 @@ def _launch(
         out = one.column_bucket[..., None] > numbers
         left_out[:, : op.n, start : start + one.num_columns] = out
         start += one.num_columns
+    left_out[:, :, -1] = 1
     outside = unit_mass.new_empty(op.num_heads, len(units), columns)
     entered = unit_mass.new_zeros(op.num_heads, len(units), num_slots, columns)
     grid = (len(rows), op.num_heads)
