@@ -21,6 +21,9 @@ __all__ = ["Accounts", "LayerScores", "joined_heads"]
 _ROUNDING = 1e-4
 """How far float32 sums of probabilities may carry a mass outside [0, 1]; more is a fault."""
 
+_PRODUCTS = 1e-4
+"""What rounding to bfloat16 in products may add to the estimate of a sample."""
+
 _CAPTURED = slice(0, NUM_REGIONS)
 _LOGICAL, _PAIRS, _TILES, _COLUMNS = range(NUM_REGIONS, NUM_REGIONS + 4)
 _VARIANCE = slice(NUM_REGIONS + 4, 2 * NUM_REGIONS + 4)
@@ -192,7 +195,7 @@ class Accounts:
     def _errors(
         self, mass: NDArray[np.float64], variance: NDArray[np.float64], rows: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64] | None, NDArray[np.float64] | None]:
-        """Return standard errors and lower bounds (Student's t), [Hq, R, 5]."""
+        """Return standard errors and lower bounds (Student's t, and rounding), [Hq, R, 5]."""
         if self._sample is None:
             return None, None
         with np.errstate(invalid="ignore"):
@@ -201,8 +204,8 @@ class Accounts:
         error = np.concatenate([overall, by_region], axis=-1)
         free = self._sample.degrees_of_freedom
         free = np.concatenate([[free.sum()], free])
-        quantile = np.where(free > 0, stdtrit(np.maximum(free, 1), _CONFIDENCE), 0.0)
-        return error, np.clip(mass - quantile * error, 0.0, 1.0)
+        below = stdtrit(np.maximum(free, 1), _CONFIDENCE) * error + _PRODUCTS
+        return error, np.clip(mass - np.where(free > 0, below, 0.0), 0.0, 1.0)
 
 
 def _clamp(mass: NDArray[np.float64]) -> NDArray[np.float64]:
