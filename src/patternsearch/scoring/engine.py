@@ -241,9 +241,7 @@ class LayerScorer:
                 )
             select = self._select_top() if estimator is not None else None
             put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores, select)
-        total = tile_masses.regions.sum(
-            tile_masses.segment_mass.sum(2, dtype=torch.float64)[:, None]
-        )
+        total = tile_masses.regions.sum(tile_masses.segment_mass.sum(2)[:, None])
         return accounts.finish(self.specs, total[:, 0, :NUM_REGIONS].sum(-1), layer)
 
     def _sample(self, n: int, layer: int, device: torch.device) -> SampleTables:

@@ -37,7 +37,8 @@ def sampled_on_cuda(
         float32 [Hq, units, num_tiles(n, 64)], what a unit's rows give to each key tile; for each
         of ``slashes`` float32 [Hq, units, M, V], what each pair of budgets misses of them.
     """
-    from patternsearch.kernels.score.triton_sampled import ColumnBudgets, launch_sampled_masses
+    from patternsearch.kernels.score.sampled_layout import ColumnBudgets
+    from patternsearch.kernels.score.triton_sampled import launch_sampled_masses
 
     assert lse is not None, "the triton backend needs the rows' log-sum-exp"
     budgets = [
