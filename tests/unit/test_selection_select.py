@@ -24,8 +24,11 @@ class SquareTimes:
         sparse = (tiles * tile**2 + columns * tile) / 1e6 + index
         return np.where(tile == 0, num_tokens * (num_tokens + 1) / 4e6, sparse)
 
-    def launch_cost(self, candidates):
+    def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.25 * len(set(candidates))
+
+    def backend(self, candidate, num_tokens, tiles, columns):
+        return "dense kernel" if candidate == Dense() else "sparse kernel"
 
 
 @pytest.fixture(scope="module")
@@ -331,8 +334,11 @@ class NoisyDense:
     def index_cost(self, candidates, num_tokens):
         return np.zeros(len(candidates))
 
-    def launch_cost(self, candidates):
+    def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.0
+
+    def backend(self, candidate, num_tokens, tiles, columns):
+        return "kernel"
 
 
 @pytest.mark.parametrize(

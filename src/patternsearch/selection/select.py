@@ -358,18 +358,28 @@ def _break_even(problem: Problem, choice: Ints, cost: CostModel) -> tuple[BreakE
     if not cost.measured:
         return ()
     dense, tp_size = problem.scores.dense_index, problem.options.tp_size
-    candidates = problem.scores.candidates
-    launch_ms = sum(
-        cost.launch_cost([candidates[place] for place in set(layer)])
-        for layer in choice.tolist()
-        if set(layer) != {dense}
-    )
     return tuple(
         BreakEven(
             length=table.statistics.length,
             dense_ms=round(rank_costs(table.cost[..., dense], tp_size).slowest, 6),
             sparse_ms=round(rank_costs(_at(table.cost, choice), tp_size).slowest, 6),
-            launch_ms=round(launch_ms, 6),
+            launch_ms=round(_launch_ms(problem, table, choice, cost), 6),
         )
         for table in problem.tables
+    )
+
+
+def _launch_ms(problem: Problem, table: LengthTable, choice: Ints, cost: CostModel) -> float:
+    """Return the host's launches in all layers but those of dense heads only, which need none."""
+    scores, statistics = problem.scores, table.statistics
+    tiles, columns = _at(statistics.tiles, choice), _at(statistics.columns, choice)
+    return sum(
+        cost.launch_cost(
+            [scores.candidates[place] for place in chosen],
+            table.num_tokens,
+            tiles[layer],
+            columns[layer],
+        )
+        for layer, chosen in enumerate(choice.tolist())
+        if set(chosen) != {scores.dense_index}
     )
