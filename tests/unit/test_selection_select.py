@@ -135,6 +135,8 @@ def test_measured_times_are_recorded_for_every_length(scores):
         layers = [{e.pattern for e in heads} for heads in selected.heads if heads is not None]
         launched = sum(0.25 * len(layer) for layer in layers if layer != {Dense()})
         assert point.launch_ms == launched > 0
+    names = ["dense" if entry.pattern == Dense() else "sparse" for entry in entries(selected)]
+    assert selected.backends == {f"{name} kernel": names.count(name) for name in set(names)}
     assert record.min_length == min_length(record.break_even)
 
 
