@@ -110,6 +110,8 @@ def main():
     chosen = np.unique(np.linspace(0, len(layers) - 1, options.layers).round().astype(int))
     table = load_timings(options.timings)
     execution = execution_on(table, device)
+    if lack := execution.lack(options.dtype, head_dim):
+        print(lack, file=sys.stderr)
     model, clock = TimeModel(table, dtype=options.dtype, head_dim=head_dim), CudaClock()
     kernels = ProjectKernels(tuning=execution.tuning)
     check_kernels(kernels, [], head_dim=head_dim, dtype=dtype, device=device)

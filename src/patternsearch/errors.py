@@ -5,6 +5,7 @@ Invariants that only this project can break are ``assert`` statements, not these
 """
 
 __all__ = [
+    "BackendMissing",
     "CheckFailed",
     "ConfigError",
     "EnvironmentLacks",
@@ -59,6 +60,10 @@ class EnvironmentLacks(PatternsearchError, RuntimeError):
     """The machine lacks something the request needs, such as a GPU or a package (exit code 3)."""
 
     exit_code = 3
+
+
+class BackendMissing(UserWarning):
+    """A backend that a timing table measured fastest is not here; a slower one runs instead."""
 
 
 class CheckFailed(PatternsearchError):

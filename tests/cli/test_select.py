@@ -8,10 +8,12 @@ from typer.testing import CliRunner
 
 from patternsearch.cli.select import register
 from patternsearch.errors import InputError, ScoresError, TimingError
+from patternsearch.patterns.candidates import AShape, BlockSparse
 from patternsearch.schema.io import load_config
 from patternsearch.timing.table import dump_timings
 from support.run_record import finished_scores
-from support.timings_factory import timing_table
+from support.scores_factory import SMALL_GRID
+from support.timings_factory import timing_rows, timing_table, with_flash4
 
 
 def run(*arguments):
@@ -57,6 +59,41 @@ def test_select_by_measured_times(scores, table, tmp_path):
     assert config.selection.timings_device == "Made-up GPU"
     assert f"dense     runs below {config.selection.min_length} tokens" in result.stdout
     assert all(a.predicted_ms for heads in config.heads for e in heads for a in e.lengths)
+
+
+def test_select_names_the_backends_that_its_times_rest_on(tmp_path):
+    def select(rows):
+        dump_timings(timing_table(rows), path)
+        result = run(*arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)["backends"], load_config(output)
+
+    wide = (AShape(sink=64, window=512, tile=128), BlockSparse(blocks=4, tile=128))
+    scores = finished_scores(tmp_path / "x.scores", candidates=(*SMALL_GRID, *wide)).root
+    path, output = tmp_path / "gpu.json", tmp_path / "x.yaml"
+    arguments = (scores, "-o", output, "--target-mass", "0.7", "--serve-dtype", "bfloat16",
+                 "--timings", path)  # fmt: skip
+    slow = {"p50_ms": 9e3, "p80_ms": 9e3}
+    rows = [row.model_copy(update=slow if row.op == "dense" else {}) for row in timing_rows()]
+    found, config = select(tuple(rows))
+    patterns = [entry.pattern for layer in config.heads for entry in layer]
+    num_dense = sum(pattern.kind == "dense" for pattern in patterns)
+    assert found.get("sdpa_cudnn", 0) == num_dense
+    assert found["triton"] == len(patterns) - num_dense > 0
+    said = ", ".join(f"{name} {count}" for name, count in found.items())
+    assert f"backends  {said}\n" in run(*arguments).stdout
+    found, config = select(with_flash4(rows, times=0.01))
+    patterns = [entry.pattern for layer in config.heads for entry in layer]
+    assert sum(found.values()) == len(patterns)
+    assert found["flash4"] == sum(pattern in wide for pattern in patterns) > 0
+    assert "flash4" not in output.read_text()
+
+
+def test_counted_work_names_no_backend(scores, tmp_path):
+    result = run(scores, "-o", tmp_path / "x.yaml", "--target-mass", "0.8")
+    assert "backends " not in result.stdout
+    result = run(scores, "-o", tmp_path / "x.yaml", "--target-mass", "0.8", "--json")
+    assert json.loads(result.stdout)["backends"] == {}
 
 
 def test_select_json_tells_all_that_is_printed(scores, tmp_path):

@@ -1,5 +1,4 @@
 import sys
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ from patternsearch.kernels.attend import attend, flash4
 from patternsearch.kernels.attend.reference import attend_reference
 from support.attend import Head, masks_of, plan_of, random_layer
 from support.closeness import assert_close
+from support.fake_flash4 import install
 
 HEADS = (
     Head("block_sparse", 128, blocks=3),
@@ -43,6 +43,25 @@ def test_flash4_refuses_what_it_cannot_run(heads, dtype, head_dim, message):
         attend(q, k, v, scale=1.0, plan=plan_of(heads, 300), backend="flash4")
 
 
+def test_package_is_looked_for_and_not_imported(monkeypatch, tmp_path):
+    cuda = torch.device("cuda")
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("flash_attn", "cutlass")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(flash4, "_runs_on", lambda device: device == cuda)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert not flash4.is_available(cuda)
+    monkeypatch.delitem(sys.modules, "flash_attn")
+    for package in ("flash_attn/cute", "cutlass"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert flash4.is_available(cuda)
+    assert not flash4.is_available(torch.device("cpu"))
+    sys.modules.pop("flash_attn", None)
+
+
 def test_flash4_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     flash4._library.cache_clear()
@@ -51,64 +70,9 @@ def test_flash4_says_what_is_missing(monkeypatch):
         attend(q, k, v, scale=1.0, plan=plan_of(HEADS, 300), backend="flash4")
 
 
-@dataclass
-class Lists:
-    """The package's block-sparse arguments."""
-
-    mask_block_cnt: torch.Tensor
-    mask_block_idx: torch.Tensor
-    full_block_cnt: torch.Tensor
-    full_block_idx: torch.Tensor
-    block_size: tuple[int, int]
-
-
-def package(q, k, v, *, softmax_scale, mask_mod, block_sparse_tensors, return_lse, pack_gqa=None):
-    """What the package computes, by its own reading of its arguments.
-
-    Packed, which is its default under GQA, all query heads of a kv head read the first one's lists
-    unless the lists of partial tiles differ by head.
-    """
-    assert return_lse
-    lists = block_sparse_tensors
-    rows, tile = lists.block_size
-    _, n, heads, _ = q.shape
-    group = heads // k.shape[2]
-    if pack_gqa is None:
-        pack_gqa = group > 1
-    if pack_gqa and lists.mask_block_cnt.shape[1] != 1:
-        pack_gqa = False
-    i = torch.arange(n)
-    masks = []
-    for head in range(heads):
-        mask = torch.zeros(n, n, dtype=torch.bool)
-        own = head // group * group if pack_gqa else head
-        for u in range(-(-n // rows)):
-            here = slice(u * rows, (u + 1) * rows)
-            for counts, indices, partial in (
-                (lists.mask_block_cnt, lists.mask_block_idx, True),
-                (lists.full_block_cnt, lists.full_block_idx, False),
-            ):
-                at = min(own, counts.shape[1] - 1)
-                for tile_index in indices[0, at, u, : int(counts[0, at, u])].tolist():
-                    keys = slice(tile_index * tile, (tile_index + 1) * tile)
-                    whole = torch.ones_like(mask[here, keys])
-                    allowed = mask_mod(0, head, i[here, None], i[None, keys], None, None)
-                    assert not mask[here, keys].any(), "a tile is read twice"
-                    mask[here, keys] = whole & allowed if partial else whole
-        masks.append(mask)
-    out, lse = attend_reference(
-        *(x.transpose(1, 2) for x in (q, k, v)), scale=softmax_scale, mask=torch.stack(masks)
-    )
-    return out.transpose(1, 2), lse[None]
-
-
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 700])
 def test_arguments_mean_the_masks_to_the_package(n, monkeypatch):
-    def causal(batch, head, q_index, kv_index, seqlen_info, aux_tensors):
-        return kv_index <= q_index
-
-    monkeypatch.setattr(flash4, "_library", lambda: (package, Lists, causal))
-    monkeypatch.setattr(flash4, "_runs_on", lambda device: True)
+    install(monkeypatch)
     q, k, v = random_layer(4, 2, n, 64, dtype=torch.float16)
     out, lse = attend(q, k, v, scale=0.125, plan=plan_of(HEADS, n), backend="flash4")
     expected, expected_lse = attend_reference(q, k, v, scale=0.125, mask=masks_of(HEADS, n))

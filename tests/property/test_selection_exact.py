@@ -120,8 +120,11 @@ class NoisyTimes:
         rng = np.random.default_rng([self.seed, num_tokens])
         return rng.integers(1, 60, tiles.shape) / 16
 
-    def launch_cost(self, candidates):
+    def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.0
+
+    def backend(self, candidate, num_tokens, tiles, columns):
+        return "kernel"
 
 
 def combinations(problem):

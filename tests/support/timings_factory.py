@@ -89,6 +89,17 @@ def timing_rows(plan=SMALL_PLAN, noise=0.0, seed=0, dtype="bfloat16"):
     return tuple(rows.values())
 
 
+def with_flash4(rows, times=0.5, start_ms=0.0):
+    """Add what FlashAttention-4 would take on the same plans, a head: `times` ours, and a start."""
+    added = []
+    for row in rows:
+        if row.op in ("attend_a_shape", "attend_block_sparse") and row.tile == 128:
+            p50 = round(row.p50_ms * times + start_ms * row.num_query_heads, 6)
+            values = {"p20_ms": p50, "p50_ms": p50, "p80_ms": p50, "backend": "flash4"}
+            added.append(row.model_copy(update=values))
+    return (*rows, *added)
+
+
 def timing_table(rows=None, **changes):
     parts = {
         "device": "Made-up GPU",

@@ -331,6 +331,7 @@ def test_a_rank_runs_its_slice_of_the_heads(model, config, rank):
         sliding_window=None,
         min_length=1,
         layers=(0, 1, 2),
+        head_dim=config.model.head_dim,
         heads=(2 * rank, 2 * rank + 2),
     )
     captured = []

@@ -152,8 +152,8 @@ def test_table_of_another_device_is_refused():
 
 def test_table_of_another_dtype_is_refused_instead_of_ignored():
     model = tiny_model("llama")
-    shape = {"dtype": "float32", "head_dim": model.config.head_dim}
-    rows = [row.model_copy(update=shape) for row in timing_rows() if row.op == "dense"]
+    shape = {"dtype": "float32", "head_dim": model.config.head_dim, "backend": "sdpa_math"}
+    rows = [row.model_copy(update=shape) for row in timing_rows() if row.backend == "sdpa_cudnn"]
     table = timing_table(rows, device="cpu")
     with attach(model, config_for(model), timings=table) as attachment:
         assert attachment.execution is not None

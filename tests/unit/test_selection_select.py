@@ -24,8 +24,11 @@ class SquareTimes:
         sparse = (tiles * tile**2 + columns * tile) / 1e6 + index
         return np.where(tile == 0, num_tokens * (num_tokens + 1) / 4e6, sparse)
 
-    def launch_cost(self, candidates):
+    def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.25 * len(set(candidates))
+
+    def backend(self, candidate, num_tokens, tiles, columns):
+        return "dense kernel" if candidate == Dense() else "sparse kernel"
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +135,8 @@ def test_measured_times_are_recorded_for_every_length(scores):
         layers = [{e.pattern for e in heads} for heads in selected.heads if heads is not None]
         launched = sum(0.25 * len(layer) for layer in layers if layer != {Dense()})
         assert point.launch_ms == launched > 0
+    names = ["dense" if entry.pattern == Dense() else "sparse" for entry in entries(selected)]
+    assert selected.backends == {f"{name} kernel": names.count(name) for name in set(names)}
     assert record.min_length == min_length(record.break_even)
 
 
@@ -331,8 +336,11 @@ class NoisyDense:
     def index_cost(self, candidates, num_tokens):
         return np.zeros(len(candidates))
 
-    def launch_cost(self, candidates):
+    def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.0
+
+    def backend(self, candidate, num_tokens, tiles, columns):
+        return "kernel"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from support.timings_factory import (
     kernel_ms,
     timing_rows,
     timing_table,
+    with_flash4,
 )
 
 CANDIDATES = (
@@ -46,6 +47,11 @@ def predict(model, candidate, n):
         (candidate,), n, np.array([[tiles]], float), np.array([[columns]], float)
     )
     return float(cost[0, 0])
+
+
+def launches(model, candidates, n=16384):
+    read = np.array([counts(candidate, n)[:2] for candidate in candidates], float)
+    return model.launch_cost(list(candidates), n, read[:, 0], read[:, 1])
 
 
 def truth(candidate, n):
@@ -126,7 +132,7 @@ def test_arrays_are_priced_cell_by_cell(model):
 
 
 def test_launches_count_once_an_index_and_once_a_tile(model):
-    assert model.launch_cost(CANDIDATES) == 0.0  # the table was measured without them
+    assert launches(model, CANDIDATES) == 0.0  # the table was measured without them
     host = {"dense": 0.1, "attend_a_shape": 0.2, "attend_vertical_slash": 0.5,
             "attend_block_sparse": 0.4, "index_spread": 2.0, "index_last_q": 3.0,
             "index_pooled_query": 1.0, "index_pooled": 1.5}  # fmt: skip
@@ -136,10 +142,45 @@ def test_launches_count_once_an_index_and_once_a_tile(model):
     other_rows = VerticalSlashSpread(vertical=64, diagonals=4, tile=128, spread_rows=128)
     shape = AShape(sink=128, window=1024, tile=128)
     blocks = BlockSparse(blocks=4, tile=64)
-    assert timed.launch_cost([shape]) == 0.2
-    assert timed.launch_cost([*spread, shape]) == 2.0 + 0.5
-    assert timed.launch_cost([*spread, other_rows]) == 2.0 + 2.0 + 0.5
-    assert timed.launch_cost([*spread, blocks, blocks, Dense()]) == 2.0 + 1.0 + 0.5 + 0.4 + 0.1
+    assert launches(timed, [shape]) == 0.2
+    assert launches(timed, [*spread, shape]) == 2.0 + 0.5
+    assert launches(timed, [*spread, other_rows]) == 2.0 + 2.0 + 0.5
+    assert launches(timed, [*spread, blocks, blocks, Dense()]) == 2.0 + 1.0 + 0.5 + 0.4 + 0.1
+
+
+def test_launches_count_once_a_backend():
+    rows = with_flash4(timing_rows(), times=0.5, start_ms=0.006)
+    host = {"triton": 0.5, "flash4": 0.75}
+    rows = [row.model_copy(update={"host_ms": host.get(row.backend)}) for row in rows]
+    timed = TimeModel(timing_table(tuple(rows)), dtype="bfloat16", head_dim=128)
+    spread = VerticalSlashLastQ(vertical=400, slash=500, tile=128)
+    small, large = (AShape(sink=128, window=w, tile=128) for w in (256, 4096))
+    index = launches(timed, [spread]) - 0.5
+    assert launches(timed, [small]) == 0.5
+    assert launches(timed, [large]) == 0.75
+    assert launches(timed, [large], 1024) == 0.5, "another backend is the fastest there"
+    assert launches(timed, [large, large, BlockSparse(blocks=32, tile=128)]) == 0.75 + 0.5
+    assert launches(timed, [spread, small]) == index + 0.5
+    mixed = [spread, small, large, AShape(sink=128, window=4096, tile=64)]
+    assert launches(timed, mixed) == index + 0.5 + 0.75 + 0.5
+    assert launches(timed, mixed[::-1]) == launches(timed, mixed)
+
+
+def test_each_candidate_is_priced_by_its_fastest_backend():
+    ours = TimeModel(timing_table(), dtype="bfloat16", head_dim=128)
+    both = TimeModel(
+        timing_table(with_flash4(timing_rows(), times=0.5, start_ms=0.006)),
+        dtype="bfloat16", head_dim=128,
+    )  # fmt: skip
+    for window, name in ((256, "triton"), (8192, "flash4")):
+        candidate = AShape(sink=128, window=window, tile=128)
+        tiles = counts(candidate, 16384)[0]
+        assert both.backend(candidate, 16384, tiles, 0.0) == name
+        slower, faster = (predict(model, candidate, 16384) for model in (ours, both))
+        expected = slower if name == "triton" else 0.5 * slower + 0.006
+        assert faster == pytest.approx(expected, rel=1e-4)
+    for candidate in (CANDIDATES[1], CANDIDATES[4], CANDIDATES[6]):
+        assert predict(both, candidate, 16384) == predict(ours, candidate, 16384)
 
 
 # --- outside the table -----------------------------------------------------------------------

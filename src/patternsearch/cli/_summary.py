@@ -11,8 +11,9 @@ from patternsearch.cli._tables import KIND_HEADS, plain_table
 if TYPE_CHECKING:
     from patternsearch.calibration.api import CalibrationOutcome
     from patternsearch.schema.config import HeadEntry, PatternConfig
+    from patternsearch.selection.select import SelectedHeads
 
-__all__ = ["calibration_summary", "kinds_by_layer"]
+__all__ = ["backends_line", "calibration_summary", "kinds_by_layer"]
 
 
 def _density(entry: "HeadEntry") -> float:
@@ -45,6 +46,12 @@ def _row(entries: "Any") -> list[str]:
     density = sum(_density(entry) for entry in entries) / len(entries)
     worst = min(_worst(entry) for entry in entries)
     return [*(str(counts[kind] or "·") for kind in KIND_HEADS), f"{density:.3f}", f"{worst:.3f}"]
+
+
+def backends_line(selected: "SelectedHeads") -> str:
+    """Say by name what the predicted times rest on, at the longest length."""
+    counts = ", ".join(f"{name} {count}" for name, count in selected.backends.items())
+    return f"backends  {counts}"
 
 
 def calibration_summary(outcome: "CalibrationOutcome") -> list[Any]:
@@ -95,6 +102,7 @@ def _totals(outcome: "CalibrationOutcome") -> list[str]:
             for at in record.break_even
             if at.sparse_ms
         )
+        lines.append(backends_line(selected))
         lines.append(f"dense     runs below {record.min_length} tokens (min_length)")
     else:
         share = selected.cost / selected.dense_cost if selected.dense_cost else 1.0

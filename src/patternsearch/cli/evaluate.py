@@ -41,7 +41,7 @@ def evaluate(
     timings: Annotated[
         Path | None,
         typer.Option(
-            metavar="TABLE", help="This GPU's timing table: launch as it measured fastest."
+            metavar="TABLE", help="This GPU's timing table: run heads as it measured fastest."
         ),
     ] = None,
     device: DeviceOpt = None,
@@ -75,7 +75,7 @@ def evaluate(
         timings=timings,
     )
     with progress_for(stderr_console()) as progress:
-        report = run_evaluation(request, progress=progress)
+        report = run_evaluation(request, progress=progress, note=out.warn)
     out.show(*evaluation_tables(report))
     out.data(report.model_dump(mode="json"))
 

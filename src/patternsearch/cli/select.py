@@ -100,6 +100,8 @@ def select(
 
 
 def _lines(selected: "SelectedHeads") -> Iterator[Any]:
+    from patternsearch.cli._summary import backends_line
+
     record, unit = selected.record, selected.unit
     if record.measured:
         yield f"times     predicted for {record.timings_device}, measured: true"
@@ -108,6 +110,7 @@ def _lines(selected: "SelectedHeads") -> Iterator[Any]:
                 f"attention {point.length} tokens: dense {point.dense_ms:.3f} ms, chosen "
                 f"{point.sparse_ms:.3f} ms, its launches {point.launch_ms:.1f} ms"
             )
+        yield backends_line(selected)
         yield f"dense     runs below {record.min_length} tokens (min_length)"
     else:
         share = selected.cost / selected.dense_cost

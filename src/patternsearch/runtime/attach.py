@@ -7,12 +7,13 @@ otherwise, runs the config's 512-token probe and looks whether every head finds 
 """
 
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 
-from patternsearch.errors import InputError, ModelError, TimingError
+from patternsearch.errors import BackendMissing, InputError, ModelError, TimingError
 from patternsearch.model.fingerprints import fingerprint_heads
 from patternsearch.model.identity import identify
 from patternsearch.model.loading import LoadedModel
@@ -62,12 +63,13 @@ def attach(
         tp_rank: this process's rank when the model's heads are sharded; None asks the model.
         tp_size: number of ranks; None asks the model.
         backend: ``auto`` is triton on CUDA and torch (slow) elsewhere.
-        timings: this GPU's timing table or its path: kernels are launched and dense heads run as
-            it measured to be fastest. It never changes which pairs are read. None takes what is
-            known to be good.
+        timings: this GPU's timing table or its path: kernels are launched, and each head runs on
+            the backend, as it measured to be fastest. It never changes which pairs are read. A
+            backend that it measured fastest and that is not installed is named in a warning.
+            None takes what is known to be good.
 
     Returns:
-        The attachment: its ``stats``, and ``detach``; it is a context manager too.
+        The attachment: its ``stats``, ``backends`` and ``detach``; it is a context manager too.
 
     Raises:
         InputError: the config does not fit this model, or an argument is out of range.
@@ -109,6 +111,7 @@ def attach(
         sliding_window=identity.sliding_window,
         min_length=_min_length(config, min_length),
         layers=_layers(identity, layers),
+        head_dim=identity.head_dim,
         heads=heads,
         backend=backend,
         execution=_execution(timings, model, identity.head_dim),
@@ -147,6 +150,9 @@ def _execution(timings: Any, model: Any, head_dim: int) -> Execution | None:
             f"measure them with `patternsearch bench --dtype {dtype} --head-dims {head_dim}`, or "
             "leave timings out"
         )
+    lack = execution.lack(dtype, head_dim)
+    if lack is not None:
+        warnings.warn(lack, BackendMissing, stacklevel=3)
     return execution
 
 

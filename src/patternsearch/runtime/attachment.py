@@ -7,6 +7,7 @@ model is refused instead of sharing state with the original.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, Literal, Protocol
@@ -19,7 +20,7 @@ from patternsearch.model.dense import sliding_attention
 from patternsearch.patterns.candidates import Candidate
 from patternsearch.runtime.phases import NoPhases, Phases
 from patternsearch.runtime.routing import Prefill, Router
-from patternsearch.runtime.sparse import SparseBackend, sparse_attention_of
+from patternsearch.runtime.sparse import SparseBackend, sparse_attention_of, split_heads
 from patternsearch.runtime.stats import DenseReason, RuntimeStats
 from patternsearch.timing.execution import Execution
 
@@ -57,6 +58,7 @@ class Attachment:
         sliding_window: window of sliding layers in tokens.
         min_length: prompts of fewer real tokens run dense.
         layers: full layers that run sparse.
+        head_dim: d.
         heads: [first, past the last) global query head of this process; None is all of them.
         backend: ``triton``, ``torch``, or ``auto``: triton on CUDA, torch elsewhere.
         execution: execution choices measured on this GPU.
@@ -77,6 +79,7 @@ class Attachment:
         sliding_window: int | None,
         min_length: int,
         layers: Iterable[int],
+        head_dim: int,
         heads: tuple[int, int] | None = None,
         backend: Literal["auto"] | SparseBackend = "auto",
         execution: Execution | None = None,
@@ -86,6 +89,7 @@ class Attachment:
         self.sliding_window = sliding_window
         self.min_length = min_length
         self.layers = frozenset(layers)
+        self.head_dim = head_dim
         self.heads = heads
         self.backend = backend
         self.execution = execution
@@ -143,6 +147,35 @@ class Attachment:
 
     def __exit__(self, *error: object) -> None:
         self.detach()
+
+    def backends(self, num_tokens: int) -> dict[str, int]:
+        """Return how many heads of this process run on which backend, the most first.
+
+        Names are a timing table's. ``auto`` are dense heads that no table places: the first of
+        torch's kernels that takes them. ``library`` is what the model calls by itself: below
+        ``min_length``, and in full layers that are not attached.
+
+        Args:
+            num_tokens: real tokens of a prompt.
+        """
+        model = self._model()
+        assert model is not None
+        counts: Counter[str] = Counter()
+        for layer, patterns in enumerate(self.patterns):
+            if patterns is None:
+                continue
+            first, last = self.heads or (0, len(patterns))
+            if num_tokens < self.min_length or layer not in self.layers:
+                counts["library"] += last - first
+                continue
+            split = split_heads(
+                patterns[first:last], num_tokens, self.head_dim, model.dtype, model.device,
+                backend=self._backend(model.device), execution=self.execution,
+            )  # fmt: skip
+            counts[split.dense_backend or "auto"] += len(split.dense)
+            for name, heads in split.sparse.items():
+                counts[name] += len(heads)
+        return {n: c for n, c in sorted(counts.items(), key=lambda at: (-at[1], at[0])) if c}
 
     # --- one forward -----------------------------------------------------------------------
 
@@ -258,16 +291,16 @@ class Attachment:
                 k,
                 v,
                 scale=scale,
-                backend=self._backend(q),
+                backend=self._backend(q.device),
                 phases=self.phases,
                 execution=self.execution,
             )
         return out.transpose(1, 2)
 
-    def _backend(self, q: Tensor) -> SparseBackend:
+    def _backend(self, device: torch.device) -> SparseBackend:
         if self.backend != "auto":
             return self.backend
-        return "triton" if q.device.type == "cuda" else "torch"
+        return "triton" if device.type == "cuda" else "torch"
 
     def _local_patterns(self, layer: int, num_heads: int) -> tuple[Candidate, ...]:
         patterns = self.patterns[layer]

@@ -6,7 +6,7 @@ overhead. A prefill is the backbone over one prompt with a fresh cache, and the 
 position: what a first token waits for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ class PrefillTime(BaseModel):
     run: Literal["dense", "sparse"]
     kernel: str = Field(
         description="attention of the run: of DENSE_KERNELS, `library` for what the model calls by "
-        "itself, or the backend of the sparse kernels"
+        "itself, or the backends of the sparse run's heads, the most first"
     )
     num_tokens: int
     total_ms: float
@@ -94,10 +94,8 @@ def time_prefill(
     ):
         if run == "dense":
             kernel = dense_kernel or "library"
-        elif attachment.backend == "auto":
-            kernel = "triton" if device.type == "cuda" else "torch"
         else:
-            kernel = attachment.backend
+            kernel = _named(attachment.backends(ids.shape[1]))
         for repetition in range(warm_up + repetitions):
             timer = PhaseTimer(device)
             attachment.phases = timer
@@ -142,6 +140,11 @@ def time_dense_prefill(
             if kernel is None:
                 raise
     return min(found, key=lambda row: row.total_ms)
+
+
+def _named(backends: Iterable[str]) -> str:
+    """Join the names; dense heads that no table places have none, unless they are all."""
+    return " + ".join(name for name in backends if name != "auto") or "auto"
 
 
 def _split(

@@ -3,7 +3,7 @@
 work and for measured time.
 """  # noqa: D205
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -61,8 +61,22 @@ class CostModel(Protocol):
     def index_cost(self, candidates: Sequence[Candidate], num_tokens: int) -> Floats:
         """Return the cost of building one head's index, [C]; 0 for static patterns."""
 
-    def launch_cost(self, candidates: Iterable[Candidate]) -> float:
-        """Return the milliseconds that the host launches for in a layer whose heads run these."""
+    def launch_cost(
+        self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
+    ) -> float:
+        """Return the milliseconds that the host launches for in a layer.
+
+        Args:
+            candidates: of the layer's H heads.
+            num_tokens: n.
+            tiles: [H], causal tiles read.
+            columns: [H], gathered columns summed over query tiles.
+        """
+
+    def backend(
+        self, candidate: Candidate, num_tokens: int, tiles: float, columns: float
+    ) -> str | None:
+        """Return the name of what runs a head at that cost; None when not measured."""
 
 
 class Work:
@@ -89,9 +103,17 @@ class Work:
         """Return the query-key products that an index computes, [C]."""
         return np.array([_index_products(c, num_tokens) for c in candidates], dtype=np.float64)
 
-    def launch_cost(self, candidates: Iterable[Candidate]) -> float:
+    def launch_cost(
+        self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
+    ) -> float:
         """Return 0: launches are not counted."""
         return 0.0
+
+    def backend(
+        self, candidate: Candidate, num_tokens: int, tiles: float, columns: float
+    ) -> str | None:
+        """Return None: whatever runs it counts the same."""
+        return None
 
 
 def _index_products(candidate: Candidate, n: int) -> int:

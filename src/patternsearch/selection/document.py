@@ -59,6 +59,7 @@ class SelectedConfig:
             "unit": selected.unit,
             "dense_cost": selected.dense_cost,
             "cost": selected.cost,
+            "backends": dict(selected.backends),
             "heads_by_kind": {k: sum(e.pattern.kind == k for e in heads) for k in KINDS},
             "ranks_before": asdict(selected.ranks_before),
             "ranks_after": asdict(selected.ranks_after),

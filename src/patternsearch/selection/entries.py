@@ -32,9 +32,13 @@ _MS_DECIMALS = 6
 
 @dataclass(frozen=True, slots=True)
 class LengthTable:
-    """One length's statistics and each candidate's cost there, [L, H, C]; inf if not priced."""
+    """One length's statistics and each candidate's cost there, [L, H, C]; inf if not priced.
+
+    Costs are those of ``num_tokens``, the samples' mean.
+    """
 
     statistics: LengthStatistics
+    num_tokens: int
     cost: Floats
 
 
@@ -57,14 +61,15 @@ def length_tables(
     tables = []
     for length in scores.lengths:
         statistics = length_statistics(length)
+        num_tokens = round(float(length.num_tokens.mean()))
         costs = np.full(statistics.tiles.shape, np.inf)
         costs[..., places] = cost.head_cost(
             candidates,
-            round(float(length.num_tokens.mean())),
+            num_tokens,
             statistics.tiles[..., places],
             statistics.columns[..., places],
         )
-        tables.append(LengthTable(statistics, costs))
+        tables.append(LengthTable(statistics, num_tokens, costs))
     return tuple(tables)
 
 

@@ -5,7 +5,8 @@ Costs are compared at the longest calibrated length, where prefill hurts; a cand
 the target at every length, on calibration and on held-out samples.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 
 from patternsearch.errors import InputError, ScoresError
 from patternsearch.patterns.candidates import describe
-from patternsearch.schema.config import BreakEven, HeadEntry, Selection
+from patternsearch.schema.config import HeadEntry, Selection
 from patternsearch.schema.scores import ScoresFolder
 from patternsearch.selection.arrays import ScoreArrays
 from patternsearch.selection.balance import RankCosts, fill_slack, rank_costs, solve_balanced
 from patternsearch.selection.cost import CostModel, Work
 from patternsearch.selection.entries import LengthTable, head_entries, length_tables, record
 from patternsearch.selection.knapsack import Front, hull, pareto, solve
+from patternsearch.selection.measured import at_choice, break_even, heads_by_backend
 from patternsearch.selection.options import SelectionOptions
 from patternsearch.selection.reading import load_scores, scores_from_frame
 from patternsearch.selection.rows import some
@@ -83,6 +85,8 @@ class SelectedHeads:
         shadow_price: mass of one head that one more unit of cost buys (objective ``mass``).
         optimality_gap: summed mass by which a better selection may exist; 0 when proved best.
         upgrades: objective ``mass``: each head's next step, best exchange rate first.
+        backends: heads by the backend that their times at the longest length rest on, the most
+            first; empty when not measured.
     """
 
     heads: tuple[tuple[HeadEntry, ...] | None, ...]
@@ -96,6 +100,7 @@ class SelectedHeads:
     shadow_price: float | None = None
     optimality_gap: float = 0.0
     upgrades: tuple[Upgrade, ...] = ()
+    backends: Mapping[str, int] = field(default_factory=dict)
 
 
 def pose(
@@ -201,28 +206,26 @@ def select_heads(
         budget = _budget(options, cost, dense)
         bought = _buy(problem, budget, cost.unit)
     runner_up = _runner_up(problem, bought)
-    chosen_cost = _at(problem.cost, bought.choice)
+    chosen_cost = at_choice(problem.cost, bought.choice)
     entries = head_entries(scores, problem.tables, bought.choice, runner_up, cost.measured)
     by_layer: list[tuple[HeadEntry, ...] | None] = [None] * (num_layers or scores.layers[-1] + 1)
     for layer, heads in zip(scores.layers, entries, strict=True):
         by_layer[layer] = heads
+    measured = scores, problem.tables, bought.choice, cost
     return SelectedHeads(
         heads=tuple(by_layer),
-        record=record(options, cost, budget, _break_even(problem, bought.choice, cost)),
+        record=record(options, cost, budget, break_even(*measured, options.tp_size)),
         choice=bought.choice,
         unit=cost.unit,
         dense_cost=float(dense.sum()),
         cost=float(chosen_cost.sum()),
-        ranks_before=rank_costs(_at(problem.cost, bought.before), options.tp_size),
+        ranks_before=rank_costs(at_choice(problem.cost, bought.before), options.tp_size),
         ranks_after=rank_costs(chosen_cost, options.tp_size),
         shadow_price=bought.price,
         optimality_gap=bought.gap,
         upgrades=_upgrades(problem, bought),
+        backends=heads_by_backend(*measured),
     )
-
-
-def _at(values: Floats, choice: Ints) -> Floats:
-    return np.take_along_axis(values, choice[..., None], axis=-1)[..., 0]
 
 
 # --- objective mass --------------------------------------------------------------------------
@@ -351,25 +354,4 @@ def _runner_up(problem: Problem, bought: _Bought) -> Ints:
         others,
         problem.scores.candidates,
         problem.options.tie_tolerance,
-    )
-
-
-def _break_even(problem: Problem, choice: Ints, cost: CostModel) -> tuple[BreakEven, ...]:
-    if not cost.measured:
-        return ()
-    dense, tp_size = problem.scores.dense_index, problem.options.tp_size
-    candidates = problem.scores.candidates
-    launch_ms = sum(
-        cost.launch_cost([candidates[place] for place in set(layer)])
-        for layer in choice.tolist()
-        if set(layer) != {dense}
-    )
-    return tuple(
-        BreakEven(
-            length=table.statistics.length,
-            dense_ms=round(rank_costs(table.cost[..., dense], tp_size).slowest, 6),
-            sparse_ms=round(rank_costs(_at(table.cost, choice), tp_size).slowest, 6),
-            launch_ms=round(launch_ms, 6),
-        )
-        for table in problem.tables
     )

@@ -4,20 +4,33 @@
 They never change which pairs are read, so they are no part of a config.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
 
 import torch
 
 from patternsearch.errors import TimingError
+from patternsearch.kernels.attend import flash4
 from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass, LaunchTuning
+from patternsearch.patterns.candidates import AShape, BlockSparse, Candidate
+from patternsearch.patterns.geometry import a_shape_counts, block_sparse_counts
+from patternsearch.timing.model import TimeModel
 from patternsearch.timing.table import LaunchSetting, TimingRow, TimingTable
 from patternsearch.timing.workload import dense_backends
 
-__all__ = ["OWN_DENSE", "Execution", "execution_on", "launch_tuning"]
+__all__ = ["FLASH4", "OWN", "Execution", "SparseName", "execution_on", "launch_tuning"]
 
-OWN_DENSE = "triton"
-"""The name under which the sparse kernel is measured on a list of every tile."""
+OWN: Literal["triton"] = "triton"
+"""This project's kernel; as a dense backend, on a list of every tile."""
+FLASH4: Literal["flash4"] = "flash4"
+
+SparseName = Literal["triton", "flash4"]
+"""Backends of sparse heads, by their names in a table."""
+
+_REMEMBERED = 2**14
+"""Choices kept: a forward asks for every head of every layer."""
 
 
 def launch_tuning(settings: Iterable[LaunchSetting]) -> LaunchTuning:
@@ -48,10 +61,16 @@ class Execution:
     Attributes:
         tuning: how the sparse kernel is launched.
         rows: the table's dense rows of backends that are installed.
+        models: times of the installed sparse backends, by dtype and head_dim; only where there
+            is a choice between them.
+        absent: (dtype, head_dim, backend) of backends that were fastest at some measurement and
+            are not installed.
     """
 
     tuning: LaunchTuning
     rows: tuple[TimingRow, ...]
+    models: Mapping[tuple[str, int], TimeModel] = field(default_factory=dict)
+    absent: frozenset[tuple[str, int, str]] = frozenset()
 
     def dense(self, dtype: str, head_dim: int, num_tokens: int) -> str | None:
         """Return the installed backend that was fastest at the nearest measured length, by name.
@@ -64,6 +83,36 @@ class Execution:
         nearest = min({row.num_tokens for row in mine}, key=lambda n: abs(n - num_tokens))
         at = (row for row in mine if row.num_tokens == nearest)
         return min(at, key=lambda row: row.p50_ms).backend
+
+    def sparse(
+        self, candidate: Candidate, dtype: str, head_dim: int, num_tokens: int
+    ) -> SparseName:
+        """Return the installed backend that the time model calls fastest for a sparse head.
+
+        It is what selection by the table counted on, if all that was measured is installed.
+        Outside the measured lengths the nearest one decides; ours runs what was not measured.
+        """
+        model = self.models.get((dtype, head_dim))
+        if model is None or not flash4.takes_pattern(candidate):
+            return OWN
+        return _fastest_sparse(model, candidate, num_tokens)
+
+    def missing(self, dtype: str, head_dim: int) -> tuple[str, ...]:
+        """Return the backends that were fastest at some measurement and are not installed."""
+        return tuple(sorted(name for d, h, name in self.absent if (d, h) == (dtype, head_dim)))
+
+    def lack(self, dtype: str, head_dim: int) -> str | None:
+        """Return what to tell a person about :meth:`missing` backends; None if there are none."""
+        names = self.missing(dtype, head_dim)
+        if not names:
+            return None
+        install = "pip install --pre 'patternsearch[fa4]', or " if FLASH4 in names else ""
+        return (
+            f"the timing table measured {' and '.join(names)} fastest for some {dtype} heads of "
+            f"head_dim {head_dim}, and this machine has no such backend: heads run on the fastest "
+            f"of those that it has, slower than predicted; {install}measure what is here with "
+            "`patternsearch bench`"
+        )
 
 
 def execution_on(table: TimingTable, device: torch.device) -> Execution:
@@ -80,10 +129,73 @@ def execution_on(table: TimingTable, device: torch.device) -> Execution:
             "out"
         )
     table.require_these_kernels()
-    installed = {OWN_DENSE}
+    measured = [row for row in table.rows if not row.op.startswith("index")]
+    dense = _installed_dense(device)
+    has_flash4 = flash4.is_available(device)
+    here = [row for row in measured if _runs_here(row, dense, has_flash4)]
+    kept = {id(row) for row in here}
+    return Execution(
+        tuning=launch_tuning(table.settings),
+        rows=tuple(row for row in here if row.op == "dense"),
+        models=_models(table, [row for row in here if row.op != "dense"]),
+        absent=frozenset(
+            (row.dtype, row.head_dim, row.backend)
+            for row in _fastest(measured)
+            if id(row) not in kept
+        ),
+    )
+
+
+def _installed_dense(device: torch.device) -> set[str]:
+    installed: set[str] = {OWN}
     for backend in dense_backends(device):
         installed.add(backend.name)
         if backend.otherwise is not None:
             installed.add(backend.otherwise.name)
-    dense = (row for row in table.rows if row.op == "dense" and row.backend in installed)
-    return Execution(launch_tuning(table.settings), tuple(dense))
+    return installed
+
+
+def _runs_here(row: TimingRow, dense: set[str], has_flash4: bool) -> bool:
+    if row.op == "dense":
+        return row.backend in dense
+    if row.backend == FLASH4:
+        return has_flash4 and flash4.takes_inputs(row.dtype, row.head_dim)
+    return row.backend == OWN
+
+
+def _fastest(rows: Iterable[TimingRow]) -> Iterable[TimingRow]:
+    """Return the fastest backend's row of each measurement."""
+    best: dict[tuple[object, ...], TimingRow] = {}
+    for row in rows:
+        what = (
+            row.op, row.dtype, row.head_dim, row.num_tokens, row.num_query_heads,
+            row.num_kv_heads, row.tile, row.tiles, row.columns,
+        )  # fmt: skip
+        if what not in best or row.p50_ms < best[what].p50_ms:
+            best[what] = row
+    return best.values()
+
+
+def _models(table: TimingTable, rows: list[TimingRow]) -> dict[tuple[str, int], TimeModel]:
+    """Return the time model of each shape that flash4 was measured for."""
+    some = [row for row in rows if row.op in ("attend_a_shape", "attend_block_sparse")]
+    shapes = {
+        (row.dtype, row.head_dim) for row in some if row.backend == FLASH4 and not row.held_out
+    }
+    static = table.model_copy(update={"rows": tuple(some)})
+    return {
+        (dtype, head_dim): TimeModel(static, dtype=dtype, head_dim=head_dim)
+        for dtype, head_dim in sorted(shapes)
+    }
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _fastest_sparse(model: TimeModel, candidate: AShape | BlockSparse, n: int) -> SparseName:
+    at = model.nearest_length(candidate, n)
+    if at is None:
+        return OWN
+    if isinstance(candidate, AShape):
+        tiles, _ = a_shape_counts(at, candidate.tile, candidate.sink, candidate.window)
+    else:
+        tiles, _ = block_sparse_counts(at, candidate.tile, candidate.blocks)
+    return FLASH4 if model.backend(candidate, at, float(tiles), 0.0) == FLASH4 else OWN

@@ -88,7 +88,7 @@ class TimeModel:
         rows = [
             row
             for row in table.rows
-            if (row.dtype, row.head_dim) == (dtype, head_dim) and not row.held_out and _is_run(row)
+            if (row.dtype, row.head_dim) == (dtype, head_dim) and not row.held_out
         ]
         if not rows:
             had = sorted({f"{row.dtype} head_dim {row.head_dim}" for row in table.rows})
@@ -139,19 +139,35 @@ class TimeModel:
         """
         return np.array([self._index(c, num_tokens) for c in candidates], dtype=np.float64)
 
-    def launch_cost(self, candidates: Iterable[Candidate]) -> float:
+    def launch_cost(
+        self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
+    ) -> float:
         """Return the milliseconds that the host launches for, in a layer of such heads.
 
-        Heads of one index are launched together, and those of one tile size; neither the length
-        nor the number of heads matters. 0 for what the table was measured without launches.
+        Heads of one index are launched together, and those of one tile size on one backend; the
+        number of heads does not matter. 0 for what the table was measured without launches.
+
+        Args:
+            candidates: of the layer's H heads.
+            num_tokens: n.
+            tiles: [H], causal tiles read.
+            columns: [H], gathered columns summed over query tiles.
+
+        Raises:
+            TimingError: a candidate or the length was not measured.
         """
-        some = set(candidates)
-        indices = {_launched_index(candidate) for candidate in some}
-        by_tile: dict[int | None, float] = defaultdict(float)
-        for key in map(_operation, some):
-            by_tile[key[1]] = max(by_tile[key[1]], self._launch.get(key, 0.0))
-        built = [self._launch.get(key, 0.0) for key, _ in indices if key is not None]
-        return math.fsum([*built, *by_tile.values()])  # whatever the order of the sets
+        indices = {_launched_index(candidate) for candidate in set(candidates)}
+        built = [
+            min(self._launch.get(key, {}).values(), default=0.0)
+            for key, _ in indices
+            if key is not None
+        ]
+        kernels: dict[tuple[int | None, str], float] = defaultdict(float)
+        for head in set(zip(candidates, tiles.tolist(), columns.tolist(), strict=True)):
+            key, name = _operation(head[0]), self.backend(head[0], num_tokens, *head[1:])
+            together = key[1], name
+            kernels[together] = max(kernels[together], self._launch.get(key, {}).get(name, 0.0))
+        return math.fsum([*built, *kernels.values()])  # whatever the order of the sets
 
     def require(self, candidates: Sequence[Candidate], lengths: Sequence[int]) -> None:
         """Refuse candidates and lengths that cannot be priced, before hours are spent on them.
@@ -167,8 +183,21 @@ class TimeModel:
     def backend(self, candidate: Candidate, num_tokens: int, tiles: float, columns: float) -> str:
         """Return the name of the fastest backend for the candidate's kernel (or for dense)."""
         curves = self._backends(_operation(candidate), num_tokens, candidate)
+        if len(curves) == 1:
+            return next(iter(curves))
         features = _features(candidate, num_tokens, np.array(tiles), np.array(columns))
         return min(curves, key=lambda name: float(curves[name](num_tokens, features)))
+
+    def nearest_length(self, candidate: Candidate, num_tokens: int) -> int | None:
+        """Return the length nearest to n at which the candidate's kernel can be priced.
+
+        It is n itself where a backend covers it, and None where none was measured.
+        """
+        curves = self._curves.get(_operation(candidate), {}).values()
+        if any(fitted.covers(num_tokens) for fitted in curves):
+            return num_tokens
+        measured = {length for fitted in curves for length in fitted.lengths}
+        return min(measured, key=lambda n: (abs(n - num_tokens), n), default=None)
 
     def _kernel(self, candidate: Candidate, n: int, tiles: Floats, columns: Floats) -> Floats:
         curves = self._backends(_operation(candidate), n, candidate)
@@ -210,15 +239,6 @@ class TimeModel:
                 f"{n}: measure that length with `patternsearch bench --lengths`"
             )
         return covering
-
-
-_COMPARED_ONLY = ("flash4",)
-"""Sparse backends that are timed beside ours and that no runtime of ours runs: no time to promise.
-"""
-
-
-def _is_run(row: TimingRow) -> bool:
-    return row.op == "dense" or row.backend not in _COMPARED_ONLY
 
 
 def held_out_errors(table: TimingTable) -> tuple[ModelError, ...]:
@@ -339,17 +359,16 @@ _SLICES: dict[Operation, type[Polyline] | type[Plane]] = {
 }
 
 
-def _launches(rows: Iterable[TimingRow]) -> dict[_Key, float]:
-    """Return the host's median milliseconds by operation; the fastest backend of each."""
+def _launches(rows: Iterable[TimingRow]) -> dict[_Key, dict[str, float]]:
+    """Return the host's median milliseconds by operation and backend."""
     times: dict[tuple[_Key, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.host_ms is not None:
             times[_row_key(row), row.backend].append(row.host_ms)
-    found: dict[_Key, float] = {}
-    for (key, _), values in times.items():
-        median = float(np.median(values))
-        found[key] = min(median, found.get(key, median))
-    return found
+    found: dict[_Key, dict[str, float]] = defaultdict(dict)
+    for (key, backend), values in times.items():
+        found[key][backend] = float(np.median(values))
+    return dict(found)
 
 
 def _fit(rows: Iterable[TimingRow]) -> dict[_Key, dict[str, Curve]]:

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from patternsearch.errors import EnvironmentLacks, PatternsearchError
-from patternsearch.kernels.attend import AttendPlan, attend, build_plan
+from patternsearch.kernels.attend import AttendPlan, attend, build_plan, flash4
 from patternsearch.kernels.attend.configs import LaunchTuning
-from patternsearch.patterns.candidates import AShape, BlockSparse, Candidate
+from patternsearch.patterns.candidates import Candidate
 
 __all__ = ["DenseBackend", "Inputs", "LayerKernels", "ProjectKernels", "dense_backends",
            "device_limits", "is_device_fault", "make_inputs", "running_backends"]  # fmt: skip
 
 _DEFAULT_CACHE_BYTES = 64 * 2**20
 _MAX_SETS = 8
-_FLASH4_TILE = 128
 
 
 class LayerKernels(Protocol):
@@ -53,9 +52,7 @@ class ProjectKernels:
 
     def runs(self, candidate: Candidate) -> bool:
         """Return whether the backend has a kernel for a candidate; see :class:`LayerKernels`."""
-        if self.name != "flash4":
-            return True
-        return isinstance(candidate, AShape | BlockSparse) and candidate.tile == _FLASH4_TILE
+        return self.name != "flash4" or flash4.takes_pattern(candidate)
 
     def plan(self, candidates: list[Candidate], q: Tensor, k: Tensor, scale: float) -> AttendPlan:
         """Build a layer's plan; see :class:`LayerKernels`."""
@@ -153,8 +150,8 @@ def dense_backends(device: torch.device) -> list[DenseBackend]:
             ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
         )
     ]
-    flash4 = _flash4()
-    return [*found, DenseBackend("flash4", flash4)] if flash4 is not None else found
+    run = _flash4()
+    return [*found, DenseBackend("flash4", run)] if run is not None else found
 
 
 def running_backends(

@@ -2,7 +2,8 @@
 """Dense against sparse on one model: what changes in its answers, and where prefill time goes."""
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from patternsearch.calibration.samples import Sample
-from patternsearch.errors import InputError
+from patternsearch.errors import BackendMissing, InputError
 from patternsearch.model.loading import LoadedModel, load_model
 from patternsearch.progress import Progress, Silent
 from patternsearch.runtime.fit import compare_identity, structural
@@ -52,7 +53,7 @@ class EvaluationRequest:
         dtype: name of a torch dtype; None is the checkpoint's on CUDA and float32 on the CPU.
         trust_remote_code: run code that comes with the checkpoint.
         offline: never open a network connection.
-        timings: this GPU's timing table: kernels are launched as it measured to be fastest.
+        timings: this GPU's timing table: heads run as it measured to be fastest.
     """
 
     model: str | os.PathLike[str]
@@ -115,8 +116,19 @@ class EvaluationReport(BaseModel):
             )
 
 
-def evaluate(request: EvaluationRequest, *, progress: Progress | None = None) -> EvaluationReport:
+def evaluate(
+    request: EvaluationRequest,
+    *,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> EvaluationReport:
     """Run the model dense and sparse.
+
+    Args:
+        request: what to do.
+        progress: receives progress.
+        note: told what a person should know: a measured backend that is not installed; None
+            leaves it a warning, as attaching does.
 
     Raises:
         InputError: the config is for a model of another shape or RoPE.
@@ -125,8 +137,9 @@ def evaluate(request: EvaluationRequest, *, progress: Progress | None = None) ->
     progress = progress or Silent()
     config = load_config(request.config)
     timings = None if request.timings is None else load_timings(request.timings)
+    execution = None
     if timings is not None:
-        execution_on(timings, torch.device(request.device))
+        execution = execution_on(timings, torch.device(request.device))
     loaded = load_model(
         request.model,
         device=request.device,
@@ -142,6 +155,10 @@ def evaluate(request: EvaluationRequest, *, progress: Progress | None = None) ->
         raise InputError(
             f"the config does not fit this model ({said}): `patternsearch validate` says more"
         )
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    lack = None if execution is None else execution.lack(dtype, loaded.identity.head_dim)
+    if lack is not None and note is not None:
+        note(lack)
     judging = judging_samples(
         config,
         loaded,
@@ -152,18 +169,22 @@ def evaluate(request: EvaluationRequest, *, progress: Progress | None = None) ->
         progress=progress,
     )
     task = measure_task(loaded, config, judging, progress=progress) if request.quality else None
+    with warnings.catch_warnings():
+        if note is not None:
+            warnings.simplefilter("ignore", BackendMissing)
+        prefill = tuple(_prefills(loaded, config, judging, request.repetitions, timings, progress))
     return EvaluationReport(
         model=os.fspath(request.model),
         config=str(request.config),
         config_sha256=config_digest(config),
         origin=judging.origin,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        dtype=dtype,
         device=str(loaded.device),
         environment=describe_environment(),
         warm_up=_WARM_UP,
         repetitions=request.repetitions,
         density=mean_density(config),
-        prefill=tuple(_prefills(loaded, config, judging, request.repetitions, timings, progress)),
+        prefill=prefill,
         task=task,
     )
 

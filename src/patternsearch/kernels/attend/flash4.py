@@ -8,7 +8,8 @@ in one call. Needs the package ``flash-attn-4`` (extra ``fa4``) and a Hopper or 
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,12 +26,32 @@ from patternsearch.kernels.attend.plan import (
     AttendPlan,
     TilePlan,
 )
+from patternsearch.patterns.candidates import AShape, BlockSparse, Candidate
 
-__all__ = ["attend_flash4", "full_tiles"]
+__all__ = ["attend_flash4", "full_tiles", "is_available", "takes_inputs", "takes_pattern"]
 
 TILE = 128
 MAX_HEAD_DIM = 128
 """Wider heads run with other tiles than 128 × 128."""
+DTYPES = ("float16", "bfloat16")
+
+
+def is_available(device: torch.device) -> bool:
+    """Return whether the package is installed and the device one that it runs on.
+
+    The package is looked for, not imported.
+    """
+    return _is_installed() and _runs_on(device)
+
+
+def takes_inputs(dtype: str, head_dim: int) -> bool:
+    """Return whether the kernel takes heads of this torch dtype, by name, and size."""
+    return dtype in DTYPES and head_dim <= MAX_HEAD_DIM
+
+
+def takes_pattern(candidate: Candidate) -> TypeGuard[AShape | BlockSparse]:
+    """Return whether the kernel takes a sparse head: whole tiles of 128 and no columns."""
+    return isinstance(candidate, AShape | BlockSparse) and candidate.tile == TILE
 
 
 def attend_flash4(
@@ -45,7 +66,7 @@ def attend_flash4(
         InputError: the plan gathers columns or has other tiles than 128; float32; d > 128.
         EnvironmentLacks: the package or a GPU of compute capability 9 or 10 is missing.
     """
-    if q.dtype not in (torch.float16, torch.bfloat16) or q.shape[-1] > MAX_HEAD_DIM:
+    if not takes_inputs(str(q.dtype).removeprefix("torch."), q.shape[-1]):
         raise InputError(
             f"flash4 takes float16 and bfloat16 with head_dim up to {MAX_HEAD_DIM}, got {q.dtype} "
             f"with {q.shape[-1]}; use backend='triton'"
@@ -104,6 +125,13 @@ def full_tiles(part: TilePlan) -> tuple[Tensor, Tensor]:
 
 def _runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def _is_installed() -> bool:
+    try:
+        return all(find_spec(name) is not None for name in ("flash_attn.cute", "cutlass"))
+    except ImportError:  # there is no package flash_attn to look into
+        return False
 
 
 @lru_cache(maxsize=1)
