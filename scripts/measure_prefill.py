@@ -1,11 +1,13 @@
 """Time a whole prefill, dense against sparse, on a random model of an 8B model's shape.
 
     PYTHONPATH=src python scripts/measure_prefill.py --lengths 32768,131072
+        [--timings configs/timings/nvidia-h200-fa4.json]
 
 Weights are random, so outputs mean nothing; times depend on shapes and on how much the patterns
 read, and that is set by budgets and reported as measured density. Correctness first: the kernels
 must agree with the PyTorch path on this model's own q, k and v before anything is timed. Dense
-runs under both of torch's fused attention kernels and the faster one counts. One JSON row per
+runs under both of torch's fused attention kernels and the faster one counts. With --timings a
+second sparse run follows, each head on the backend that the table names. One JSON row per
 measurement on stdout.
 """
 
@@ -30,6 +32,7 @@ from patternsearch.runtime.prefill_timing import time_dense_prefill, time_prefil
 from patternsearch.runtime.sparse import sparse_attention_of
 from patternsearch.schema.config import PatternConfig
 from patternsearch.timing.environment import describe_environment
+from patternsearch.timing.table import load_timings
 
 PATTERNS = (
     VerticalSlashSpread(vertical=512, diagonals=8, tile=128),
@@ -124,6 +127,7 @@ def main():
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a toy width, to try the script")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--timings", type=load_timings, help="a timing table of this GPU")
     arguments = parser.parse_args()
     dtype = torch.bfloat16 if arguments.device != "cpu" else torch.float32
     loaded = build_model(shape_of(arguments.small), arguments.layers, arguments.device, dtype)
@@ -144,21 +148,24 @@ def main():
         mean, largest = density_of(loaded, config, n)
         dense = time_dense_prefill(loaded.model, config, ids, repetitions=arguments.repetitions)
         print(json.dumps({**head, **dense.model_dump()}), flush=True)
-        sparse = time_prefill(
-            loaded.model, config, ids, run="sparse", repetitions=arguments.repetitions
-        )
-        print(json.dumps({**head, "density": mean, **sparse.model_dump()}))
-        summary = {
-            "num_tokens": n,
-            "dense_kernel": dense.kernel,
-            "density": mean,
-            "largest_density": largest,
-            "attention_speedup": dense.attention_ms / sparse.attention_ms,
-            "attention_and_index_speedup": dense.attention_ms
-            / (sparse.attention_ms + sparse.index_ms),
-            "prefill_speedup": dense.total_ms / sparse.total_ms,
-        }
-        print(json.dumps(summary), flush=True)
+        for timings in [None] if arguments.timings is None else [None, arguments.timings]:
+            sparse = time_prefill(
+                loaded.model, config, ids, run="sparse", repetitions=arguments.repetitions,
+                timings=timings,
+            )  # fmt: skip
+            print(json.dumps({**head, "density": mean, **sparse.model_dump()}))
+            summary = {
+                "num_tokens": n,
+                "dense_kernel": dense.kernel,
+                "sparse_kernel": sparse.kernel,
+                "density": mean,
+                "largest_density": largest,
+                "attention_speedup": dense.attention_ms / sparse.attention_ms,
+                "attention_and_index_speedup": dense.attention_ms
+                / (sparse.attention_ms + sparse.index_ms),
+                "prefill_speedup": dense.total_ms / sparse.total_ms,
+            }
+            print(json.dumps(summary), flush=True)
 
 
 if __name__ == "__main__":
