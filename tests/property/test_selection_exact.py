@@ -123,8 +123,8 @@ class NoisyTimes:
     def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.0
 
-    def backend(self, candidate, num_tokens, tiles, columns):
-        return "kernel"
+    def layer_backends(self, candidates, num_tokens, tiles, columns):
+        return ("kernel",) * len(candidates)
 
 
 def combinations(problem):

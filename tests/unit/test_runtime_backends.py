@@ -1,8 +1,10 @@
-"""Each head runs on the backend that the timing table names, or a person hears why not."""
+"""A layer runs on the backends that the timing table names, or a person hears why not."""
 
+import itertools
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -43,8 +45,7 @@ OURS = (
 )
 """What flash4 has no kernel for."""
 MIXED = (OURS[0], SHAPE, Dense(), OURS[1], BLOCKS, OURS[2], POOLED, OURS[3])
-THEIRS = {1: SHAPE, 4: BLOCKS, 6: POOLED}
-"""By head of ``MIXED``."""
+THEIRS = (SHAPE, Dense(), BLOCKS, POOLED)
 
 
 def table(dtype="float16", head_dim=64, **flash4_times):
@@ -66,44 +67,46 @@ def table(dtype="float16", head_dim=64, **flash4_times):
 def test_fastest_sparse_backend_is_named(monkeypatch, times, name):
     install(monkeypatch)
     execution = execution_on(table(times=times), CPU)
-    for candidate in (SHAPE, BLOCKS, POOLED):
+    for patterns in ((SHAPE,), (BLOCKS, POOLED), (SHAPE, BLOCKS, SHAPE, POOLED)):
         for num_tokens in (1, 1000, 4096, 5000, 10**6):
-            assert execution.sparse(candidate, "float16", 64, num_tokens) == name
+            assert execution.sparse(patterns, "float16", 64, num_tokens) == name
     assert execution.missing("float16", 64) == ()
     assert execution.lack("float16", 64) is None
 
 
-def test_what_flash4_cannot_run_is_never_given_to_it(monkeypatch):
+def test_layer_with_a_head_that_flash4_cannot_run_is_ours(monkeypatch):
     install(monkeypatch)
     execution = execution_on(table(), CPU)
-    for candidate in OURS:
-        assert execution.sparse(candidate, "float16", 64, 4096) == "triton"
+    for pattern in OURS:
+        assert execution.sparse([pattern], "float16", 64, 4096) == "triton"
+        assert execution.sparse([SHAPE, pattern, BLOCKS], "float16", 64, 4096) == "triton"
     for dtype, head_dim in (("float32", 64), ("bfloat16", 192)):
         strange = execution_on(table(dtype, head_dim), CPU)
-        assert strange.sparse(SHAPE, dtype, head_dim, 4096) == "triton"
-    assert execution.sparse(SHAPE, "bfloat16", 64, 4096) == "triton", "another shape's times"
+        assert strange.sparse([SHAPE], dtype, head_dim, 4096) == "triton"
+    assert execution.sparse([SHAPE], "bfloat16", 64, 4096) == "triton", "another shape's times"
 
 
-def test_operation_without_rows_runs_on_ours(monkeypatch):
+def test_layer_with_a_head_that_was_not_measured_is_ours(monkeypatch):
     install(monkeypatch)
     rows = tuple(row for row in table().rows if row.op != "attend_block_sparse")
     execution = execution_on(timing_table(rows, device="cpu"), CPU)
-    assert execution.sparse(SHAPE, "float16", 64, 4096) == "flash4"
-    assert execution.sparse(BLOCKS, "float16", 64, 4096) == "triton"
+    assert execution.sparse([SHAPE], "float16", 64, 4096) == "flash4"
+    assert execution.sparse([SHAPE, BLOCKS], "float16", 64, 4096) == "triton"
 
 
-def test_choice_is_what_the_time_model_promised(monkeypatch):
+def test_choice_is_what_the_time_model_says_of_the_layer(monkeypatch):
     install(monkeypatch)
     both = table(times=0.5, start_ms=0.006)
     execution, model = execution_on(both, CPU), TimeModel(both, dtype="float16", head_dim=64)
     seen = set()
     for n in (1024, 2048, 3000, 4096, 16384):
-        for candidate in (
-            *(AShape(sink=128, window=w, tile=128) for w in (128, 1024, 3000, 9000)),
-            *(BlockSparse(blocks=b, tile=128) for b in (1, 8, 30, 90)),
+        for patterns in itertools.product(
+            [AShape(sink=128, window=w, tile=128) for w in (128, 3000, 9000)],
+            [BlockSparse(blocks=b, tile=128) for b in (1, 30, 90)],
         ):
-            promised = model.backend(candidate, n, counts(candidate, n)[0], 0.0)
-            assert execution.sparse(candidate, "float16", 64, n) == promised
+            tiles = np.array([counts(pattern, n)[0] for pattern in patterns], float)
+            (promised,) = set(model.layer_backends(patterns, n, tiles, np.zeros(2)))
+            assert execution.sparse(patterns, "float16", 64, n) == promised
             seen.add(promised)
     assert seen == {"triton", "flash4"}
 
@@ -111,7 +114,7 @@ def test_choice_is_what_the_time_model_promised(monkeypatch):
 def test_nearest_measured_length_decides_outside_the_table(monkeypatch):
     install(monkeypatch)
     execution = execution_on(table(times=0.5, start_ms=0.006), CPU)
-    wide = AShape(sink=128, window=9000, tile=128)
+    wide = [AShape(sink=128, window=9000, tile=128)]
     assert execution.sparse(wide, "float16", 64, 1024) == "triton"
     assert execution.sparse(wide, "float16", 64, 16384) == "flash4"
     assert execution.sparse(wide, "float16", 64, 3) == "triton"
@@ -121,7 +124,7 @@ def test_nearest_measured_length_decides_outside_the_table(monkeypatch):
 def test_backend_that_is_not_installed_is_missing_by_name():
     assert not flash4.is_available(CPU)
     execution = execution_on(table(), CPU)
-    assert execution.sparse(SHAPE, "float16", 64, 4096) == "triton"
+    assert execution.sparse([SHAPE], "float16", 64, 4096) == "triton"
     assert execution.missing("float16", 64) == ("flash4",)
     assert execution.missing("bfloat16", 64) == ()
     said = execution.lack("float16", 64)
@@ -152,18 +155,17 @@ def layer(n, patterns=MIXED, **keywords):
 
 
 @pytest.mark.parametrize("n", [1, 100, 128, 555, 1023])
-def test_mixed_layer_equals_the_reference_and_calls_flash4_for_its_heads(monkeypatch, n):
+def test_layer_on_flash4_equals_the_reference(monkeypatch, n):
     package = install(monkeypatch)
-    found = layer(n, execution=execution_on(table(), CPU))
-    assert_close(found, layer(n), dtype=torch.float16, what=f"{n} tokens")
+    found = layer(n, THEIRS, execution=execution_on(table(), CPU))
+    assert_close(found, layer(n, THEIRS), dtype=torch.float16, what=f"{n} tokens")
     (read,) = package.calls
     only_diagonal = a_shape_mask(n, tile=128, sink=0, window=1)
-    for head in range(len(MIXED)):
-        if head not in THEIRS:
+    for head, pattern in enumerate(THEIRS):
+        if isinstance(pattern, Dense):
             assert torch.equal(read[head], only_diagonal), "a placeholder"
-    assert torch.equal(read[1], a_shape_mask(n, tile=128, sink=16, window=200))
-    pairs = [int(read[head].sum()) for head in THEIRS]
-    assert pairs == [
+    assert torch.equal(read[0], a_shape_mask(n, tile=128, sink=16, window=200))
+    assert [int(read[head].sum()) for head in (0, 2, 3)] == [
         a_shape_counts(n, 128, 16, 200)[1],
         block_sparse_counts(n, 128, 3)[1],
         block_sparse_counts(n, 128, 2)[1],
@@ -171,16 +173,17 @@ def test_mixed_layer_equals_the_reference_and_calls_flash4_for_its_heads(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("patterns", "backends"),
+    ("patterns", "backend"),
     {
-        "all flash4": ((SHAPE, BLOCKS, POOLED, SHAPE), ["flash4"]),
-        "flash4 and dense": ((Dense(), BLOCKS, Dense(), SHAPE), ["flash4"]),
-        "mostly flash4": ((SHAPE, BLOCKS, OURS[1], SHAPE), ["torch", "flash4"]),
-        "none": (OURS, ["torch"]),
+        "all flash4": ((SHAPE, BLOCKS, POOLED, SHAPE), "flash4"),
+        "flash4 and dense": ((Dense(), BLOCKS, Dense(), SHAPE), "flash4"),
+        "mostly flash4": ((SHAPE, BLOCKS, OURS[1], SHAPE), "torch"),
+        "all kinds": (MIXED, "torch"),
+        "none": (OURS, "torch"),
     }.values(),
-    ids=lambda value: "+".join(value) if isinstance(value, list) else None,
+    ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_each_backend_is_called_once_and_only_if_it_has_heads(monkeypatch, patterns, backends):
+def test_sparse_heads_of_a_layer_run_in_one_call(monkeypatch, patterns, backend):
     install(monkeypatch)
     called = []
 
@@ -192,7 +195,7 @@ def test_each_backend_is_called_once_and_only_if_it_has_heads(monkeypatch, patte
     expected = layer(300, patterns)
     monkeypatch.setattr(sparse, "attend", watch)
     found = layer(300, patterns, execution=execution_on(table(), CPU))
-    assert called == backends
+    assert called == [backend]
     assert_close(found, expected, dtype=torch.float16)
 
 
@@ -201,7 +204,7 @@ def test_flash4_heads_count_as_sparse_attention(monkeypatch):
     execution = execution_on(table(), CPU)
     for patterns, names in (
         ((SHAPE, BLOCKS), {"index", "sparse attention"}),
-        (MIXED, {"index", "sparse attention", "dense attention"}),
+        (THEIRS, {"index", "sparse attention", "dense attention"}),
     ):
         timer = PhaseTimer(CPU)
         layer(300, patterns, execution=execution, phases=timer)
@@ -210,7 +213,8 @@ def test_flash4_heads_count_as_sparse_attention(monkeypatch):
 
 # --- an attached model -----------------------------------------------------------------------
 
-PATTERNS = (SHAPE, OURS[1], BLOCKS, Dense(), OURS[0])
+PATTERNS = (*THEIRS, *(OURS[1], SHAPE, Dense(), BLOCKS))
+"""The second of three layers is the one with a Vertical-Slash head."""
 
 
 @pytest.fixture(scope="module")
@@ -228,16 +232,16 @@ def test_attached_model_runs_heads_where_the_table_says(monkeypatch, model, conf
     ids = random_ids(300)
     with attach(model, config) as attachment:
         expected = logits_of(model, ids)
-        assert attachment.backends(300) == {"torch": 10, "auto": 2}
+        assert attachment.backends(300) == {"torch": 9, "auto": 3}
     assert not package.calls
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attachment = attach(model, config, timings=table())
     with attachment:
         found = logits_of(model, ids)
-        assert attachment.backends(300) == {"flash4": 5, "torch": 5, "sdpa_math": 2}
+        assert attachment.backends(300) == {"flash4": 6, "sdpa_math": 3, "torch": 3}
         assert attachment.backends(255) == {"library": 12}
-    assert len(package.calls) == 3
+    assert len(package.calls) == 2
     assert (found - expected).norm() < 2e-3 * expected.norm()
     with attach(model, config, timings=table(), layers=[1]) as attachment:
         assert attachment.backends(300)["library"] == 8
@@ -252,15 +256,15 @@ def test_attach_names_a_missing_backend_and_runs_ours(model, config):
         attachment = attach(model, config, timings=table())
     assert [warning.filename for warning in told] == [__file__]
     with attachment:
-        assert attachment.backends(300) == {"torch": 10, "sdpa_math": 2}
+        assert attachment.backends(300) == {"torch": 9, "sdpa_math": 3}
         assert_logits_close(logits_of(model, ids), expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("n", [100, 1000, 4097])
-def test_mixed_layer_on_a_gpu_equals_the_reference(n, dtype):
-    """A-shape of both kernels and Vertical-Slash of the widest index, which leaves no near-ties."""
+def test_layer_on_flash4_on_a_gpu_equals_the_reference(n, dtype):
+    """Of A-shape heads, and blocks of the widest index, which leaves no near-ties."""
     pytest.importorskip("flash_attn.cute")
     device = torch.device("cuda")
     if not flash4.is_available(device):
@@ -269,15 +273,15 @@ def test_mixed_layer_on_a_gpu_equals_the_reference(n, dtype):
     rows = [row for row in table(name).rows if row.op != "dense"]
     here = timing_table(tuple(rows), device=torch.cuda.get_device_name(device))
     execution = execution_on(here, device)
-    wide = VerticalSlashSpread(vertical=n, diagonals=2, tile=64)
-    patterns = (OURS[0], SHAPE, Dense(), wide, AShape(sink=0, window=900, tile=128), SHAPE,
-                BlockSparse(blocks=10**4, tile=128), Dense())  # fmt: skip
+    patterns = (SHAPE, Dense(), AShape(sink=0, window=900, tile=128), SHAPE,
+                BlockSparse(blocks=10**4, tile=128), Dense(), SHAPE, Dense())  # fmt: skip
     q, k, v = random_layer(8, 2, n, 64, dtype=dtype, device="cuda", seed=n)
     found = sparse_attention_of(
         patterns, q, k, v, scale=0.125, backend="triton", execution=execution
     )
     expected = sparse_attention_of(patterns, q, k, v, scale=0.125, backend="torch")
-    assert execution.sparse(SHAPE, name, 64, n) == "flash4"
+    sparse_ones = [pattern for pattern in patterns if not isinstance(pattern, Dense)]
+    assert execution.sparse(sparse_ones, name, 64, n) == "flash4"
     assert_close(found, expected, dtype=dtype, what=f"{n} tokens")
 
 

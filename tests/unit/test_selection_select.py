@@ -27,8 +27,8 @@ class SquareTimes:
     def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.25 * len(set(candidates))
 
-    def backend(self, candidate, num_tokens, tiles, columns):
-        return "dense kernel" if candidate == Dense() else "sparse kernel"
+    def layer_backends(self, candidates, num_tokens, tiles, columns):
+        return ["dense kernel" if c == Dense() else "sparse kernel" for c in candidates]
 
 
 @pytest.fixture(scope="module")
@@ -339,8 +339,8 @@ class NoisyDense:
     def launch_cost(self, candidates, num_tokens, tiles, columns):
         return 0.0
 
-    def backend(self, candidate, num_tokens, tiles, columns):
-        return "kernel"
+    def layer_backends(self, candidates, num_tokens, tiles, columns):
+        return ("kernel",) * len(candidates)
 
 
 @pytest.mark.parametrize(

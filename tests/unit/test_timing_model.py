@@ -115,7 +115,7 @@ def test_more_work_never_takes_less_time(model):
 
 
 def test_fastest_backend_is_named_and_priced(model):
-    assert model.backend(Dense(), 4096, 0.0, 0.0) == "sdpa_cudnn"
+    assert model.layer_backends([Dense()], 4096, np.zeros(1), np.zeros(1)) == ("sdpa_cudnn",)
     assert predict(model, Dense(), 4096) == pytest.approx(dense_ms(4096), rel=1e-3)
 
 
@@ -148,39 +148,48 @@ def test_launches_count_once_an_index_and_once_a_tile(model):
     assert launches(timed, [*spread, blocks, blocks, Dense()]) == 2.0 + 1.0 + 0.5 + 0.4 + 0.1
 
 
-def test_launches_count_once_a_backend():
+def test_launches_are_those_of_the_layers_backend():
     rows = with_flash4(timing_rows(), times=0.5, start_ms=0.006)
     host = {"triton": 0.5, "flash4": 0.75}
     rows = [row.model_copy(update={"host_ms": host.get(row.backend)}) for row in rows]
     timed = TimeModel(timing_table(tuple(rows)), dtype="bfloat16", head_dim=128)
     spread = VerticalSlashLastQ(vertical=400, slash=500, tile=128)
     small, large = (AShape(sink=128, window=w, tile=128) for w in (256, 4096))
+    blocks = BlockSparse(blocks=32, tile=128)
     index = launches(timed, [spread]) - 0.5
     assert launches(timed, [small]) == 0.5
     assert launches(timed, [large]) == 0.75
-    assert launches(timed, [large], 1024) == 0.5, "another backend is the fastest there"
-    assert launches(timed, [large, large, BlockSparse(blocks=32, tile=128)]) == 0.75 + 0.5
-    assert launches(timed, [spread, small]) == index + 0.5
+    assert launches(timed, [large], 1024) == 0.5, "another backend is faster there"
+    assert launches(timed, [large, large, small]) == 0.75
+    assert launches(timed, [large, large, blocks]) == 0.75 + 0.5, "and the index of blocks"
+    assert launches(timed, [spread, large]) == index + 0.5, "one kernel runs both"
     mixed = [spread, small, large, AShape(sink=128, window=4096, tile=64)]
-    assert launches(timed, mixed) == index + 0.5 + 0.75 + 0.5
+    assert launches(timed, mixed) == index + 0.5 + 0.5
     assert launches(timed, mixed[::-1]) == launches(timed, mixed)
 
 
-def test_each_candidate_is_priced_by_its_fastest_backend():
-    ours = TimeModel(timing_table(), dtype="bfloat16", head_dim=128)
-    both = TimeModel(
-        timing_table(with_flash4(timing_rows(), times=0.5, start_ms=0.006)),
-        dtype="bfloat16", head_dim=128,
-    )  # fmt: skip
-    for window, name in ((256, "triton"), (8192, "flash4")):
-        candidate = AShape(sink=128, window=window, tile=128)
-        tiles = counts(candidate, 16384)[0]
-        assert both.backend(candidate, 16384, tiles, 0.0) == name
-        slower, faster = (predict(model, candidate, 16384) for model in (ours, both))
-        expected = slower if name == "triton" else 0.5 * slower + 0.006
-        assert faster == pytest.approx(expected, rel=1e-4)
-    for candidate in (CANDIDATES[1], CANDIDATES[4], CANDIDATES[6]):
-        assert predict(both, candidate, 16384) == predict(ours, candidate, 16384)
+def test_layer_runs_on_what_is_faster_for_all_its_sparse_heads():
+    rows = with_flash4(timing_rows(), times=0.5, start_ms=0.006)
+    both = TimeModel(timing_table(rows), dtype="bfloat16", head_dim=128)
+    small, large = (AShape(sink=128, window=w, tile=128) for w in (256, 8192))
+    spread = VerticalSlashLastQ(vertical=400, slash=500, tile=128)
+
+    def names(*candidates):
+        read = np.array([counts(candidate, 16384)[:2] for candidate in candidates], float)
+        return both.layer_backends(candidates, 16384, read[:, 0], read[:, 1])
+
+    assert names(small, small) == ("triton", "triton")
+    assert names(large, small) == ("flash4", "flash4")
+    assert names(large, *[small] * 60) == ("triton",) * 61, "the sum decides"
+    assert names(Dense(), large) == ("sdpa_cudnn", "flash4")
+    assert names(large, spread, Dense()) == ("triton", "triton", "sdpa_cudnn")
+
+
+def test_heads_are_priced_by_the_kernel_that_runs_any_layer(model):
+    rows = with_flash4(timing_rows(), times=0.5)
+    both = TimeModel(timing_table(rows), dtype="bfloat16", head_dim=128)
+    for candidate in CANDIDATES:
+        assert predict(both, candidate, 16384) == predict(model, candidate, 16384)
 
 
 # --- outside the table -----------------------------------------------------------------------

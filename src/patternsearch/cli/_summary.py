@@ -49,7 +49,7 @@ def _row(entries: "Any") -> list[str]:
 
 
 def backends_line(selected: "SelectedHeads") -> str:
-    """Say by name what the predicted times rest on, at the longest length."""
+    """Say by name what the heads run on, by the timing table, at the longest length."""
     counts = ", ".join(f"{name} {count}" for name, count in selected.backends.items())
     return f"backends  {counts}"
 

@@ -63,8 +63,8 @@ def attach(
         tp_rank: this process's rank when the model's heads are sharded; None asks the model.
         tp_size: number of ranks; None asks the model.
         backend: ``auto`` is triton on CUDA and torch (slow) elsewhere.
-        timings: this GPU's timing table or its path: kernels are launched, and each head runs on
-            the backend, as it measured to be fastest. It never changes which pairs are read. A
+        timings: this GPU's timing table or its path: kernels are launched, and heads run on the
+            backends, as it measured to be fastest. It never changes which pairs are read. A
             backend that it measured fastest and that is not installed is named in a warning.
             None takes what is known to be good.
 

@@ -173,8 +173,7 @@ class Attachment:
                 backend=self._backend(model.device), execution=self.execution,
             )  # fmt: skip
             counts[split.dense_backend or "auto"] += len(split.dense)
-            for name, heads in split.sparse.items():
-                counts[name] += len(heads)
+            counts[split.sparse_backend] += len(split.sparse)
         return {n: c for n, c in sorted(counts.items(), key=lambda at: (-at[1], at[0])) if c}
 
     # --- one forward -----------------------------------------------------------------------

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One layer's attention: the index of its patterns, attention over what they chose, dense heads.
 
-Dense heads run on a dense backend and each sparse head on the sparse backend that was measured
-fastest for it, which is what selection prices and what ``bench`` measures.
+Dense heads run on a dense backend, which is what selection prices, and the sparse ones together on
+the sparse backend that was measured fastest for all of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,17 +36,19 @@ _OPERATORS: dict[str, LseBackend] = {
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which heads of a layer run where; every head is in one place.
+    """Which heads of a layer run where.
 
     Attributes:
         dense: heads of the dense backend.
         dense_backend: its name in the timing table; None is the first that takes the inputs.
-        sparse: the others by attention backend, none of them without heads.
+        sparse: all other heads.
+        sparse_backend: what attends for them.
     """
 
     dense: tuple[int, ...]
     dense_backend: str | None
-    sparse: Mapping[Literal["triton", "torch", "flash4"], tuple[int, ...]]
+    sparse: tuple[int, ...]
+    sparse_backend: Literal["triton", "torch", "flash4"]
 
 
 def split_heads(
@@ -62,19 +64,16 @@ def split_heads(
     """Say where each head runs; the arguments are as for :func:`sparse_attention_of`."""
     everything = tuple(range(len(patterns)))
     if backend == "torch" and device.type != "cpu":
-        return Split((), None, {backend: everything})
+        return Split((), None, everything, backend)
     name = str(dtype).removeprefix("torch.")
     fastest = None if execution is None else execution.dense(name, head_dim, num_tokens)
     dense = [h for h in everything if isinstance(patterns[h], Dense)] if fastest != OWN else []
-    flash4 = [
-        head
-        for head, pattern in enumerate(patterns)
-        if execution is not None and execution.sparse(pattern, name, head_dim, num_tokens) == FLASH4
-    ]
-    apart = {*dense, *flash4}
-    own = tuple(head for head in everything if head not in apart)
-    sparse = {backend: own, FLASH4: tuple(flash4)}
-    return Split(tuple(dense), fastest, {key: heads for key, heads in sparse.items() if heads})
+    sparse = tuple(head for head in everything if head not in dense)
+    run: Literal["triton", "torch", "flash4"] = backend
+    if execution is not None:
+        some = [patterns[head] for head in sparse]
+        run = FLASH4 if execution.sparse(some, name, head_dim, num_tokens) == FLASH4 else backend
+    return Split(tuple(dense), fastest, sparse, run)
 
 
 def sparse_attention_of(
@@ -96,10 +95,9 @@ def sparse_attention_of(
         k: [1, Hkv, n, d], not repeated.
         v: like k.
         scale: factor of the logits.
-        backend: who builds the index and attends, but for heads that run elsewhere: dense ones
-            on a dense backend, unless the sparse kernel was measured faster, and those that
-            ``execution`` gives to another sparse backend. ``torch`` on a GPU is a reference and
-            runs everything itself.
+        backend: who builds the index and attends, unless ``execution`` names another sparse
+            backend for the layer. Dense heads run on a dense backend, unless the sparse kernel was
+            measured faster; but ``torch`` on a GPU is a reference and runs everything itself.
         phases: told of ``index``, ``sparse attention`` and ``dense attention``.
         execution: launch shapes and backends measured on this GPU; None takes what is known to
             be good.
@@ -114,50 +112,30 @@ def sparse_attention_of(
     if not split.sparse:
         with phases.phase("dense attention"):
             return _dense(q, k, v, scale, split.dense_backend)
-    parts: list[tuple[Sequence[int], Tensor]] = []
-    for name, heads in split.sparse.items():
-        with phases.phase("index"):
-            only = _only(heads, patterns)
-            plan = build_plan(q, k, scale=scale, candidates=only, backend=backend)
-        with phases.phase("sparse attention"):
-            tuning = None if execution is None else execution.tuning
-            part, _ = attend(q, k, v, scale=scale, plan=plan, backend=name, tuning=tuning)
-            parts.append((heads, part))
+    with phases.phase("index"):
+        sparse = _without(split.dense, patterns)
+        plan = build_plan(q, k, scale=scale, candidates=sparse, backend=backend)
     with phases.phase("sparse attention"):
-        out = _joined(parts)
+        tuning = None if execution is None else execution.tuning
+        name = split.sparse_backend
+        out, _ = attend(q, k, v, scale=scale, plan=plan, backend=name, tuning=tuning)
     if split.dense:
         with phases.phase("dense attention"):
-            places = _upload(split.dense, q.device)
-            kv = _upload([head // (q.shape[1] // k.shape[1]) for head in split.dense], q.device)
-            some = (q.index_select(1, places), k.index_select(1, kv), v.index_select(1, kv))
-            out.index_copy_(1, places, _dense(*some, scale, split.dense_backend))
+            places = np.asarray(split.dense, dtype=np.int64)
+            heads = upload(places, q.device)
+            kv = upload(places // (q.shape[1] // k.shape[1]), q.device)
+            some = (q.index_select(1, heads), k.index_select(1, kv), v.index_select(1, kv))
+            out.index_copy_(1, heads, _dense(*some, scale, split.dense_backend))
     return out
 
 
-def _only(heads: Sequence[int], patterns: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Give other heads one tile a row: a kernel runs every head and theirs is overwritten.
-
-    Leaving them out would take a copy of the keys and values of each of the heads.
-    """
-    if len(heads) == len(patterns):
+def _without(dense: Sequence[int], patterns: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Give dense heads one tile a row: the kernel runs every head and theirs is overwritten."""
+    if not dense:
         return patterns
-    tiles = [p.tile for p in (patterns[head] for head in heads) if not isinstance(p, Dense)]
-    placeholder = AShape(sink=0, window=1, tile=tiles[0] if tiles else 128)
-    mine = set(heads)
-    return [pattern if head in mine else placeholder for head, pattern in enumerate(patterns)]
-
-
-def _joined(parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
-    """Return one output [1, Hq, n, d] with each part's own heads: the largest part's, filled up."""
-    *others, (_, out) = sorted(parts, key=lambda part: len(part[0]))
-    for heads, part in others:
-        places = _upload(heads, out.device)
-        out.index_copy_(1, places, part.index_select(1, places))
-    return out
-
-
-def _upload(heads: Sequence[int], device: torch.device) -> Tensor:
-    return upload(np.asarray(heads, dtype=np.int64), device)
+    tile = next(pattern.tile for pattern in patterns if not isinstance(pattern, Dense))
+    placeholder = AShape(sink=0, window=1, tile=tile)
+    return [placeholder if isinstance(pattern, Dense) else pattern for pattern in patterns]
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float, name: str | None) -> Tensor:

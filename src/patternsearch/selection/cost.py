@@ -73,10 +73,12 @@ class CostModel(Protocol):
             columns: [H], gathered columns summed over query tiles.
         """
 
-    def backend(
-        self, candidate: Candidate, num_tokens: int, tiles: float, columns: float
-    ) -> str | None:
-        """Return the name of what runs a head at that cost; None when not measured."""
+    def layer_backends(
+        self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
+    ) -> tuple[str, ...]:
+        """Return the names of what runs a layer's heads, arguments as for ``launch_cost``; empty
+        when not measured.
+        """  # noqa: D205
 
 
 class Work:
@@ -109,11 +111,11 @@ class Work:
         """Return 0: launches are not counted."""
         return 0.0
 
-    def backend(
-        self, candidate: Candidate, num_tokens: int, tiles: float, columns: float
-    ) -> str | None:
-        """Return None: whatever runs it counts the same."""
-        return None
+    def layer_backends(
+        self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
+    ) -> tuple[str, ...]:
+        """Return nothing: whatever runs the heads counts the same."""
+        return ()
 
 
 def _index_products(candidate: Candidate, n: int) -> int:

@@ -2,11 +2,12 @@
 """What measured times say of a whole selection: where it breaks even, and which backends run it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from patternsearch.patterns.candidates import Candidate
 from patternsearch.schema.config import BreakEven
 from patternsearch.selection.arrays import ScoreArrays
 from patternsearch.selection.balance import rank_costs
@@ -61,32 +62,33 @@ def break_even(
 def heads_by_backend(
     scores: ScoreArrays, tables: Sequence[LengthTable], choice: Ints, cost: CostModel
 ) -> dict[str, int]:
-    """Count heads by the backend that their times at the longest length rest on, the most first.
+    """Count heads by the backend that the time model names at the longest length, the most first.
 
     Empty if not measured; the arguments are as for :func:`break_even`.
     """
-    table = tables[-1]
-    read = (at_choice(table.statistics.tiles, choice), at_choice(table.statistics.columns, choice))
-    heads = zip(*(values.ravel().tolist() for values in (choice, *read)), strict=True)
-    counts: Counter[str] = Counter()
-    for (place, tiles, columns), times in Counter(heads).items():
-        name = cost.backend(scores.candidates[place], table.num_tokens, tiles, columns)
-        if name is not None:
-            counts[name] += times
+    counts = Counter(
+        name
+        for layer in _layers(scores, tables[-1], choice)
+        for name in cost.layer_backends(*layer)
+    )
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _launch_ms(scores: ScoreArrays, table: LengthTable, choice: Ints, cost: CostModel) -> float:
     """Return the host's launches in all layers but those of dense heads only, which need none."""
-    tiles = at_choice(table.statistics.tiles, choice)
-    columns = at_choice(table.statistics.columns, choice)
     return sum(
-        cost.launch_cost(
-            [scores.candidates[place] for place in chosen],
-            table.num_tokens,
-            tiles[layer],
-            columns[layer],
-        )
-        for layer, chosen in enumerate(choice.tolist())
+        cost.launch_cost(*layer)
+        for layer, chosen in zip(_layers(scores, table, choice), choice.tolist(), strict=True)
         if set(chosen) != {scores.dense_index}
     )
+
+
+def _layers(
+    scores: ScoreArrays, table: LengthTable, choice: Ints
+) -> Iterator[tuple[list[Candidate], int, Floats, Floats]]:
+    """Yield each layer's chosen candidates, n, and the tiles and columns that they read."""
+    tiles = at_choice(table.statistics.tiles, choice)
+    columns = at_choice(table.statistics.columns, choice)
+    for layer, chosen in enumerate(choice.tolist()):
+        candidates = [scores.candidates[place] for place in chosen]
+        yield candidates, table.num_tokens, tiles[layer], columns[layer]

@@ -85,8 +85,8 @@ class SelectedHeads:
         shadow_price: mass of one head that one more unit of cost buys (objective ``mass``).
         optimality_gap: summed mass by which a better selection may exist; 0 when proved best.
         upgrades: objective ``mass``: each head's next step, best exchange rate first.
-        backends: heads by the backend that their times at the longest length rest on, the most
-            first; empty when not measured.
+        backends: heads by the backend that the time model names for them at the longest length,
+            the most first; empty when not measured.
     """
 
     heads: tuple[tuple[HeadEntry, ...] | None, ...]

@@ -4,18 +4,23 @@
 They never change which pairs are read, so they are no part of a config.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
 
 from patternsearch.errors import TimingError
 from patternsearch.kernels.attend import flash4
 from patternsearch.kernels.attend.configs import AttendConfig, LaunchClass, LaunchTuning
 from patternsearch.patterns.candidates import AShape, BlockSparse, Candidate
-from patternsearch.patterns.geometry import a_shape_counts, block_sparse_counts
+from patternsearch.patterns.geometry import (
+    a_shape_counts,
+    block_sparse_counts,
+    effective_blocks,
+)
 from patternsearch.timing.model import TimeModel
 from patternsearch.timing.table import LaunchSetting, TimingRow, TimingTable
 from patternsearch.timing.workload import dense_backends
@@ -29,8 +34,8 @@ FLASH4: Literal["flash4"] = "flash4"
 SparseName = Literal["triton", "flash4"]
 """Backends of sparse heads, by their names in a table."""
 
-_REMEMBERED = 2**14
-"""Choices kept: a forward asks for every head of every layer."""
+_REMEMBERED = 2**12
+"""Choices kept: a forward asks for every layer."""
 
 
 def launch_tuning(settings: Iterable[LaunchSetting]) -> LaunchTuning:
@@ -85,17 +90,22 @@ class Execution:
         return min(at, key=lambda row: row.p50_ms).backend
 
     def sparse(
-        self, candidate: Candidate, dtype: str, head_dim: int, num_tokens: int
+        self, patterns: Sequence[Candidate], dtype: str, head_dim: int, num_tokens: int
     ) -> SparseName:
-        """Return the installed backend that the time model calls fastest for a sparse head.
+        """Return the installed backend that the time model calls fastest for a layer.
 
-        It is what selection by the table counted on, if all that was measured is installed.
         Outside the measured lengths the nearest one decides; ours runs what was not measured.
+
+        Args:
+            patterns: of the layer's sparse heads, which run together.
+            dtype: torch name.
+            head_dim: d.
+            num_tokens: n.
         """
         model = self.models.get((dtype, head_dim))
-        if model is None or not flash4.takes_pattern(candidate):
+        if model is None or not all(map(flash4.takes_pattern, patterns)):
             return OWN
-        return _fastest_sparse(model, candidate, num_tokens)
+        return _fastest_sparse(model, tuple(patterns), num_tokens)
 
     def missing(self, dtype: str, head_dim: int) -> tuple[str, ...]:
         """Return the backends that were fastest at some measurement and are not installed."""
@@ -110,7 +120,7 @@ class Execution:
         return (
             f"the timing table measured {' and '.join(names)} fastest for some {dtype} heads of "
             f"head_dim {head_dim}, and this machine has no such backend: heads run on the fastest "
-            f"of those that it has, slower than predicted; {install}measure what is here with "
+            f"of those that it has, slower than there; {install}measure what is here with "
             "`patternsearch bench`"
         )
 
@@ -177,11 +187,14 @@ def _fastest(rows: Iterable[TimingRow]) -> Iterable[TimingRow]:
 
 
 def _models(table: TimingTable, rows: list[TimingRow]) -> dict[tuple[str, int], TimeModel]:
-    """Return the time model of each shape that flash4 was measured for."""
+    """Return the time model of each shape that both sparse backends were measured for."""
     some = [row for row in rows if row.op in ("attend_a_shape", "attend_block_sparse")]
-    shapes = {
-        (row.dtype, row.head_dim) for row in some if row.backend == FLASH4 and not row.held_out
-    }
+    shapes = set.intersection(
+        *(
+            {(r.dtype, r.head_dim) for r in some if r.backend == name and not r.held_out}
+            for name in (OWN, FLASH4)
+        )
+    )
     static = table.model_copy(update={"rows": tuple(some)})
     return {
         (dtype, head_dim): TimeModel(static, dtype=dtype, head_dim=head_dim)
@@ -190,12 +203,22 @@ def _models(table: TimingTable, rows: list[TimingRow]) -> dict[tuple[str, int], 
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _fastest_sparse(model: TimeModel, candidate: AShape | BlockSparse, n: int) -> SparseName:
-    at = model.nearest_length(candidate, n)
-    if at is None:
-        return OWN
-    if isinstance(candidate, AShape):
-        tiles, _ = a_shape_counts(at, candidate.tile, candidate.sink, candidate.window)
-    else:
-        tiles, _ = block_sparse_counts(at, candidate.tile, candidate.blocks)
-    return FLASH4 if model.backend(candidate, at, float(tiles), 0.0) == FLASH4 else OWN
+def _fastest_sparse(
+    model: TimeModel, patterns: tuple[AShape | BlockSparse, ...], num_tokens: int
+) -> SparseName:
+    lengths = {model.nearest_length(pattern, num_tokens) for pattern in patterns}
+    if len(lengths) != 1 or None in lengths:
+        return OWN  # not measured, or not at one length
+    (n,) = lengths
+    assert n is not None
+    tiles = np.array([_tiles_read(pattern, n) for pattern in patterns], dtype=np.float64)
+    names = model.layer_backends(patterns, n, tiles, np.zeros_like(tiles))
+    return FLASH4 if FLASH4 in names else OWN
+
+
+def _tiles_read(pattern: AShape | BlockSparse, n: int) -> int:
+    if isinstance(pattern, AShape):
+        return a_shape_counts(n, pattern.tile, pattern.sink, pattern.window)[0]
+    return block_sparse_counts(n, pattern.tile, effective_blocks(n, pattern.tile, pattern.blocks))[
+        0
+    ]

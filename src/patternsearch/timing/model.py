@@ -9,7 +9,7 @@ Budgets beyond the measured ones are extrapolated. It is the cost model that sel
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 
 from patternsearch.errors import TimingError
 from patternsearch.patterns.candidates import (
-    AShape,
-    BlockSparse,
     Candidate,
     Dense,
-    VerticalSlashLastQ,
-    VerticalSlashSpread,
     describe,
 )
-from patternsearch.patterns.geometry import (
-    effective_blocks,
-    effective_vertical,
-    num_tiles,
+from patternsearch.timing.features import (
+    Key,
+    features_of,
+    index_operation,
+    launched_index,
+    operation_of,
+    row_features,
+    row_key,
+    spell,
+    units_of,
 )
 from patternsearch.timing.fit import Curve, Plane, Polyline, curve
 from patternsearch.timing.table import (
@@ -43,9 +45,6 @@ from patternsearch.timing.table import (
 __all__ = ["TimeModel", "held_out_errors", "load_time_model"]
 
 Floats = NDArray[np.float64]
-
-_Key = tuple[str, int | None]
-"""Operation and tile."""
 
 
 def load_time_model(path: str | os.PathLike[str], *, dtype: str, head_dim: int) -> "TimeModel":
@@ -103,12 +102,13 @@ class TimeModel:
         self.device: str | None = table.device
         self.sha256: str | None = table.sha256
         self._shape = f"{dtype} head_dim {head_dim}"
-        self._curves = _fit(rows)
+        self._curves = _fit(row for row in rows if not _is_of_layers(row))
+        self._of_layers = _fit(row for row in rows if _is_of_layers(row))
         self._launch = _launches(rows)
-        self._sampled: dict[_Key, set[int]] = defaultdict(set)
+        self._sampled: dict[Key, set[int]] = defaultdict(set)
         for row in rows:
             if row.rows is not None:
-                self._sampled[_row_key(row)].add(row.rows)
+                self._sampled[row_key(row)].add(row.rows)
 
     def head_cost(
         self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
@@ -156,15 +156,15 @@ class TimeModel:
         Raises:
             TimingError: a candidate or the length was not measured.
         """
-        indices = {_launched_index(candidate) for candidate in set(candidates)}
+        indices = {launched_index(candidate) for candidate in set(candidates)}
         built = [
             min(self._launch.get(key, {}).values(), default=0.0)
             for key, _ in indices
             if key is not None
         ]
         kernels: dict[tuple[int | None, str], float] = defaultdict(float)
-        for head in set(zip(candidates, tiles.tolist(), columns.tolist(), strict=True)):
-            key, name = _operation(head[0]), self.backend(head[0], num_tokens, *head[1:])
+        names = self.layer_backends(candidates, num_tokens, tiles, columns)
+        for key, name in set(zip(map(operation_of, candidates), names, strict=True)):
             together = key[1], name
             kernels[together] = max(kernels[together], self._launch.get(key, {}).get(name, 0.0))
         return math.fsum([*built, *kernels.values()])  # whatever the order of the sets
@@ -178,55 +178,97 @@ class TimeModel:
         for num_tokens in sorted(set(lengths)):
             self.index_cost(candidates, num_tokens)
             for candidate in candidates:
-                self._backends(_operation(candidate), num_tokens, candidate)
+                self._backends(operation_of(candidate), num_tokens, candidate)
 
-    def backend(self, candidate: Candidate, num_tokens: int, tiles: float, columns: float) -> str:
-        """Return the name of the fastest backend for the candidate's kernel (or for dense)."""
-        curves = self._backends(_operation(candidate), num_tokens, candidate)
-        if len(curves) == 1:
-            return next(iter(curves))
-        features = _features(candidate, num_tokens, np.array(tiles), np.array(columns))
-        return min(curves, key=lambda name: float(curves[name](num_tokens, features)))
+    def layer_backends(
+        self, candidates: Sequence[Candidate], num_tokens: int, tiles: Floats, columns: Floats
+    ) -> tuple[str, ...]:
+        """Return the names of the backends that the heads of a layer run on.
+
+        A dense head runs on the fastest dense backend, a sparse one on the sparse kernel that is
+        priced; or all sparse heads together on another kernel that is faster for their sum.
+
+        Args:
+            candidates: of the layer's H heads.
+            num_tokens: n.
+            tiles: [H], causal tiles read.
+            columns: [H], gathered columns summed over query tiles.
+
+        Raises:
+            TimingError: a candidate or the length was not measured.
+        """
+        heads = list(zip(candidates, tiles.tolist(), columns.tolist(), strict=True))
+        fastest = {
+            head: min(
+                (time, name)
+                for name, time in _times(
+                    self._backends(operation_of(head[0]), num_tokens, head[0]), num_tokens, *head
+                ).items()
+            )
+            for head in set(heads)
+        }
+        names = [fastest[head][1] for head in heads]
+        sparse = [head for head in heads if not isinstance(head[0], Dense)]
+        other = self._one_backend(sparse, num_tokens)
+        if other is not None and other[0] < math.fsum(fastest[head][0] for head in sparse):
+            names = [
+                name if isinstance(head[0], Dense) else other[1]
+                for head, name in zip(heads, names, strict=True)
+            ]
+        return tuple(names)
+
+    def _one_backend(
+        self, heads: Sequence[tuple[Candidate, float, float]], n: int
+    ) -> tuple[float, str] | None:
+        """Return the sum of the heads' times on the fastest backend of whole layers."""
+        sums: dict[str, list[float]] = defaultdict(list)
+        for head in heads:
+            curves = self._of_layers.get(operation_of(head[0]), {})
+            covering = {name: fitted for name, fitted in curves.items() if fitted.covers(n)}
+            for name, time in _times(covering, n, *head).items():
+                sums[name].append(time)
+        found = [(math.fsum(t), name) for name, t in sums.items() if len(t) == len(heads)]
+        return min(found, default=None)
 
     def nearest_length(self, candidate: Candidate, num_tokens: int) -> int | None:
         """Return the length nearest to n at which the candidate's kernel can be priced.
 
         It is n itself where a backend covers it, and None where none was measured.
         """
-        curves = self._curves.get(_operation(candidate), {}).values()
+        curves = self._curves.get(operation_of(candidate), {}).values()
         if any(fitted.covers(num_tokens) for fitted in curves):
             return num_tokens
         measured = {length for fitted in curves for length in fitted.lengths}
         return min(measured, key=lambda n: (abs(n - num_tokens), n), default=None)
 
     def _kernel(self, candidate: Candidate, n: int, tiles: Floats, columns: Floats) -> Floats:
-        curves = self._backends(_operation(candidate), n, candidate)
-        features = _features(candidate, n, tiles, columns)
+        curves = self._backends(operation_of(candidate), n, candidate)
+        features = features_of(candidate, n, tiles, columns)
         times = [fitted(n, features) for fitted in curves.values()]
-        return np.asarray(np.minimum.reduce(times) * _units(_operation(candidate), n))
+        return np.asarray(np.minimum.reduce(times) * units_of(operation_of(candidate), n))
 
     def _index(self, candidate: Candidate, n: int) -> float:
-        key, features = _index_operation(candidate, n)
+        key, features = index_operation(candidate, n)
         if key is None:
             return 0.0
         curves = self._backends(key, n, candidate)
         sampled = self._sampled.get(key, set())
         if len(sampled) == 1 and features[0] not in sampled:
             raise TimingError(
-                f"the timing table of {self.device} has {_spell(key)} times of {min(sampled)} "
+                f"the timing table of {self.device} has {spell(key)} times of {min(sampled)} "
                 f"sampled rows only, and {describe(candidate)} samples {features[0]:.0f}: measure "
                 "without --quick, or leave such candidates out with --kinds"
             )
         per_unit = min(float(fitted(n, features)) for fitted in curves.values())
-        return per_unit * _units(key, n)
+        return per_unit * units_of(key, n)
 
-    def _backends(self, key: _Key, n: int, candidate: Candidate) -> dict[str, Curve]:
+    def _backends(self, key: Key, n: int, candidate: Candidate) -> dict[str, Curve]:
         """Return the curves that cover a length, by backend."""
         curves = self._curves.get(key)
         if curves is None:
             other = "" if key[0] == "dense" else ", or leave such candidates out with --kinds"
             raise TimingError(
-                f"the timing table of {self.device} has no {_spell(key)} times for {self._shape}, "
+                f"the timing table of {self.device} has no {spell(key)} times for {self._shape}, "
                 f"which {describe(candidate)} needs: measure again with `patternsearch bench`"
                 f"{other}"
             )
@@ -235,10 +277,30 @@ class TimeModel:
             ranges = sorted({(c.lengths[0], c.lengths[-1]) for c in curves.values()})
             spans = ", ".join(f"{low}..{high}" for low, high in ranges)
             raise TimingError(
-                f"the timing table of {self.device} covers {_spell(key)} at {spans} tokens, not "
+                f"the timing table of {self.device} covers {spell(key)} at {spans} tokens, not "
                 f"{n}: measure that length with `patternsearch bench --lengths`"
             )
         return covering
+
+
+_OF_LAYERS = ("flash4",)
+"""Sparse backends that run all sparse heads of a layer or none, and that heads are not priced by.
+
+Two kernels for one layer each read all queries and write all outputs.
+"""
+
+
+def _is_of_layers(row: TimingRow) -> bool:
+    return row.op != "dense" and row.backend in _OF_LAYERS
+
+
+def _times(
+    curves: Mapping[str, Curve], n: int, candidate: Candidate, tiles: float, columns: float
+) -> dict[str, float]:
+    """Return milliseconds of one head by backend."""
+    features = features_of(candidate, n, np.array(tiles), np.array(columns))
+    units = units_of(operation_of(candidate), n)
+    return {name: float(fitted(n, features)) * units for name, fitted in curves.items()}
 
 
 def held_out_errors(table: TimingTable) -> tuple[ModelError, ...]:
@@ -248,11 +310,11 @@ def held_out_errors(table: TimingTable) -> tuple[ModelError, ...]:
         mine = [row for row in table.rows if (row.dtype, row.head_dim) == (dtype, head_dim)]
         curves = _fit([row for row in mine if not row.held_out])
         for row in (row for row in mine if row.held_out):
-            fitted = curves.get(_row_key(row), {}).get(row.backend)
+            fitted = curves.get(row_key(row), {}).get(row.backend)
             if fitted is None or not fitted.covers(row.num_tokens):
                 continue
-            per_unit = float(fitted(row.num_tokens, _row_features(row)))
-            predicted = per_unit * _units(_row_key(row), row.num_tokens)
+            per_unit = float(fitted(row.num_tokens, row_features(row)))
+            predicted = per_unit * units_of(row_key(row), row.num_tokens)
             found[row.op].append(abs(predicted / row.head_ms - 1.0))
     everything = [error for errors in found.values() for error in errors]
     named = [*sorted(found.items()), *([("all", everything)] if everything else [])]
@@ -267,86 +329,6 @@ def held_out_errors(table: TimingTable) -> tuple[ModelError, ...]:
     )
 
 
-# --- operations, units and features ------------------------------------------------------------
-
-
-def _operation(candidate: Candidate) -> _Key:
-    match candidate:
-        case Dense():
-            return "dense", None
-        case AShape():
-            return "attend_a_shape", candidate.tile
-        case VerticalSlashSpread() | VerticalSlashLastQ():
-            return "attend_vertical_slash", candidate.tile
-        case BlockSparse():
-            return "attend_block_sparse", candidate.tile
-
-
-def _features(candidate: Candidate, n: int, tiles: Floats, columns: Floats) -> Floats:
-    """Return what one query tile reads, [..., 2]: tiles and gathered columns."""
-    if isinstance(candidate, Dense):
-        return np.zeros((*np.shape(tiles), 2))
-    query_tiles = num_tiles(n, candidate.tile)
-    return np.stack([tiles / query_tiles, columns / query_tiles], axis=-1)
-
-
-def _index_operation(candidate: Candidate, n: int) -> tuple[_Key | None, Floats]:
-    """Return the index op and its features: sampled rows, and columns or blocks."""
-    match candidate:
-        case Dense() | AShape():
-            return None, np.zeros(2)
-        case VerticalSlashSpread():
-            rows = candidate.last_q + candidate.spread_rows
-            budget = effective_vertical(n, candidate.vertical)
-            return ("index_spread", candidate.tile), np.array([rows, budget], np.float64)
-        case VerticalSlashLastQ():
-            budget = effective_vertical(n, candidate.vertical)
-            features = np.array([candidate.last_q, budget], np.float64)
-            return ("index_last_q", candidate.tile), features
-        case BlockSparse():
-            budget = effective_blocks(n, candidate.tile, candidate.blocks)
-            key = (f"index_{candidate.estimator}", candidate.tile)
-            return key, np.array([0.0, budget])
-
-
-def _launched_index(candidate: Candidate) -> tuple[_Key | None, int]:
-    """Return the index op and its sampled rows: heads that share both share their launches."""
-    key, features = _index_operation(candidate, 1)
-    return key, int(features[0])
-
-
-def _row_key(row: TimingRow) -> _Key:
-    return row.op, row.tile
-
-
-def _row_features(row: TimingRow) -> Floats:
-    if row.op == "dense":
-        return np.zeros(2)
-    if row.op.startswith("index"):
-        return np.array([row.rows or 0, row.budget or 0], np.float64)
-    assert row.tile is not None
-    assert row.tiles is not None
-    assert row.columns is not None
-    query_tiles = num_tiles(row.num_tokens, row.tile)
-    return np.array([row.tiles / query_tiles, row.columns / query_tiles])
-
-
-def _units(key: _Key, n: int) -> float:
-    """Return the units of work that time is divided by before it is compared over lengths."""
-    op, tile = key
-    if op == "dense":
-        return float(n) * n
-    if op.startswith("attend"):
-        assert tile is not None
-        return float(num_tiles(n, tile))
-    return float(n)
-
-
-def _spell(key: _Key) -> str:
-    op, tile = key
-    return op if tile is None else f"{op} tile {tile}"
-
-
 _SLICES: dict[Operation, type[Polyline] | type[Plane]] = {
     "dense": Polyline,
     "index_spread": Plane,
@@ -359,28 +341,28 @@ _SLICES: dict[Operation, type[Polyline] | type[Plane]] = {
 }
 
 
-def _launches(rows: Iterable[TimingRow]) -> dict[_Key, dict[str, float]]:
+def _launches(rows: Iterable[TimingRow]) -> dict[Key, dict[str, float]]:
     """Return the host's median milliseconds by operation and backend."""
-    times: dict[tuple[_Key, str], list[float]] = defaultdict(list)
+    times: dict[tuple[Key, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.host_ms is not None:
-            times[_row_key(row), row.backend].append(row.host_ms)
-    found: dict[_Key, dict[str, float]] = defaultdict(dict)
+            times[row_key(row), row.backend].append(row.host_ms)
+    found: dict[Key, dict[str, float]] = defaultdict(dict)
     for (key, backend), values in times.items():
         found[key][backend] = float(np.median(values))
     return dict(found)
 
 
-def _fit(rows: Iterable[TimingRow]) -> dict[_Key, dict[str, Curve]]:
-    grouped: dict[tuple[_Key, str], list[TimingRow]] = defaultdict(list)
+def _fit(rows: Iterable[TimingRow]) -> dict[Key, dict[str, Curve]]:
+    grouped: dict[tuple[Key, str], list[TimingRow]] = defaultdict(list)
     for row in rows:
-        grouped[_row_key(row), row.backend].append(row)
-    curves: dict[_Key, dict[str, Curve]] = defaultdict(dict)
+        grouped[row_key(row), row.backend].append(row)
+    curves: dict[Key, dict[str, Curve]] = defaultdict(dict)
     for (key, backend), mine in grouped.items():
-        values = [row.head_ms / _units(key, row.num_tokens) for row in mine]
+        values = [row.head_ms / units_of(key, row.num_tokens) for row in mine]
         curves[key][backend] = curve(
             [row.num_tokens for row in mine],
-            np.array([_row_features(row) for row in mine]),
+            np.array([row_features(row) for row in mine]),
             np.array(values),
             _SLICES[mine[0].op],
         )
