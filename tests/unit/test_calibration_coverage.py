@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 
 from patternsearch.calibration import run
@@ -48,7 +49,8 @@ def test_table_that_covers_everything_is_returned(model, tmp_path):
     found = covering_time_model(
         table_at(tmp_path / "gpu.json"), request(model, tmp_path), SelectionOptions()
     )
-    assert found.backend(Dense(), 4096, 0.0, 0.0) == "sdpa_cudnn"
+    nothing = np.zeros(1)
+    assert found.layer_backends([Dense()], 4096, nothing, nothing) == ("sdpa_cudnn",)
 
 
 REFUSED = {
