@@ -1,5 +1,7 @@
 """``patternsearch bench`` without a GPU: it says so before anything else, or says what is wrong."""
 
+import re
+
 import pytest
 import torch
 import typer
@@ -7,7 +9,7 @@ from typer.testing import CliRunner
 
 from patternsearch.cli import bench as command
 from patternsearch.errors import EnvironmentLacks, InputError, TimingError
-from support.timings_factory import timing_table
+from support.timings_factory import timing_rows, timing_table, with_flash4
 
 
 def run(*arguments):
@@ -56,7 +58,7 @@ def test_bench_writes_what_was_measured(monkeypatch, tmp_path):
 
     def measure(plan, **_):
         plans.append(plan)
-        return timing_table()
+        return timing_table(with_flash4(timing_rows()))
 
     monkeypatch.setattr("patternsearch.timing.bench.run_bench", measure)
     output = tmp_path / "gpu.json"
@@ -67,4 +69,7 @@ def test_bench_writes_what_was_measured(monkeypatch, tmp_path):
     assert (plan.head_dims, plan.num_query_heads, plan.num_kv_heads) == ((64,), 9, 3)
     assert "sdpa_cudnn" in result.stdout
     assert "held-out points" in result.stdout
+    measured = dict(re.findall(r"^(\w+) +(\w+(?:, \w+)*) +\d+ *$", result.stdout, re.MULTILINE))
+    assert measured["dense"] == "sdpa_cudnn, sdpa_flash"
+    assert measured["attend_a_shape"] == "flash4, triton"
     assert output.exists()

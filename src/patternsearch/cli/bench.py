@@ -124,7 +124,20 @@ def _summary(table: "TimingTable") -> list[Any]:
     errors = plain_table(title, "operation", "points", "median", "worst", left=("operation",))
     for error in table.errors:
         errors.add_row(error.op, str(error.num_rows), f"{error.median:.1%}", f"{error.worst:.1%}")
-    return [dense, errors, *([skipped] if table.skipped else [])]
+    return [dense, _measured(table), errors, *([skipped] if table.skipped else [])]
+
+
+def _measured(table: "TimingTable") -> Any:
+    """Say by name which backends each operation was timed on."""
+    from patternsearch.cli._tables import plain_table
+
+    found = plain_table(
+        "Measured", "operation", "backends", "times", left=("operation", "backends")
+    )
+    for op in sorted({row.op for row in table.rows}):
+        names = [row.backend for row in table.rows if row.op == op]
+        found.add_row(op, ", ".join(sorted(set(names))), str(len(names)))
+    return found
 
 
 def register(app: typer.Typer) -> None:
