@@ -1,0 +1,87 @@
+"""Where a layer's scoring spends its time on a GPU: all rows, and a sample of them.
+
+    PYTHONPATH=src python scripts/profile_scoring.py --tokens 131072
+
+One layer of an 8B model's shape with random q and k, the default grid. Prints the wall time of the
+scorer (median of five, after every sample of rows was laid out once) and, from one profiled call,
+the time of the kernels by name.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from patternsearch.kernels.score.lse import attention_with_lse
+from patternsearch.schema.io import load_grid
+from patternsearch.scoring.engine import LayerScorer
+
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+WARM_UP = 10
+REPETITIONS = 5
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=131_072)
+    parser.add_argument("--row-sample", default="1,0.125", help="fractions")
+    parser.add_argument("--most", type=int, default=15, help="kernels that are named")
+    return parser.parse_args()
+
+
+def kernels(run):
+    """Return {name: milliseconds} of one call, the longest first."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        run(0)
+        torch.cuda.synchronize()
+    times = {
+        event.key: event.self_device_time_total / 1e3
+        for event in found.key_averages()
+        if event.self_device_time_total and not event.key.startswith("aten::")
+    }
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def main():
+    options = arguments()
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device: this profiles GPU kernels")
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (
+        torch.randn(1, heads, options.tokens, HEAD_DIM, device="cuda", dtype=torch.bfloat16,
+                    generator=generator)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )  # fmt: skip
+    scale = HEAD_DIM**-0.5
+    lse = attention_with_lse(q, k, v, scale=scale).lse
+    candidates = load_grid("default")[0].expand()
+    for fraction in map(float, options.row_sample.split(",")):
+        scorer = LayerScorer(candidates, backend="triton", row_sample=fraction)
+
+        def run(layer, scorer=scorer):
+            scorer.score(q, k, scale=scale, lse=lse, layer=layer)
+
+        for layer in range(WARM_UP):
+            run(layer)
+        torch.cuda.synchronize()
+        seconds = []
+        for layer in range(REPETITIONS):
+            start = time.perf_counter()
+            run(layer)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        times = kernels(run)
+        print(
+            f"rows {fraction:g}: {statistics.median(seconds) * 1e3:.1f} ms, "
+            f"kernels {sum(times.values()):.1f} ms"
+        )
+        for name, milliseconds in list(times.items())[: options.most]:
+            print(f"  {milliseconds:8.3f} ms  {name[:100]}")
+
+
+if __name__ == "__main__":
+    main()
