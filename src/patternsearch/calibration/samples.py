@@ -121,10 +121,6 @@ def draw_slots(
     progress = progress or Silent()
     encoder = Encoder(tokenizer, chat_template=resolved.chat_template)
     progress.start(_TASK, float(sum(slot.length for slot in slots)), "tokens")
-    expected: dict[tuple[str, str, int], int] = {}
-    for slot in slots:
-        stream = slot.source.name, slot.split, slot.length
-        expected[stream] = max(expected.get(stream, 0), (slot.index + 1) * slot.length)
     drawers: dict[str, _DocumentDrawer] = {}
     result = []
     for slot in slots:
@@ -133,8 +129,8 @@ def draw_slots(
         else:
             name = slot.source.name
             if name not in drawers:
-                drawers[name] = _DocumentDrawer(resolved, slot.source, encoder, base_dir)
-            sample = drawers[name].draw(slot, expected[name, slot.split, slot.length])
+                drawers[name] = _DocumentDrawer(resolved, slot.source, slots, encoder, base_dir)
+            sample = drawers[name].draw(slot)
         result.append(sample)
         progress.advance(_TASK, float(slot.length), sample.sample_id)
     progress.finish(_TASK)
@@ -184,11 +180,17 @@ class _DocumentDrawer:
     """Draws the samples of one source of documents, which it reads once."""
 
     def __init__(
-        self, resolved: ResolvedRecipe, source: DocumentSource, encoder: Encoder, base_dir: Path
+        self,
+        resolved: ResolvedRecipe,
+        source: DocumentSource,
+        slots: Sequence[Slot],
+        encoder: Encoder,
+        base_dir: Path,
     ) -> None:
         self._seed = resolved.seed
         self._fraction = resolved.heldout_fraction if source.heldout else 0.0
         self._source = source
+        self._slots = slots
         self._encoder = encoder
         self._stream = iter_documents(
             source, seed=resolved.seed, base_dir=base_dir, encoder=encoder
@@ -197,17 +199,17 @@ class _DocumentDrawer:
         self._packers: dict[tuple[str, int], tuple[Packer, int]] = {}
         self._frame: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
-    def draw(self, slot: Slot, expected: int) -> Sample:
-        """Draw the sample of a slot; slots of one length and split must ascend.
-
-        Args:
-            slot: which.
-            expected: tokens of all samples of its length and split, those passed over included.
-        """
+    def draw(self, slot: Slot) -> Sample:
+        """Draw the sample of a slot; slots of one length and split must ascend."""
         stream = (slot.split, slot.length)
         if stream not in self._packers:
-            documents = self._documents(*stream)
-            packer = Packer(documents, self._encoder.encode_all, expected=expected)
+            mine = self._source.name, *stream
+            last = max(s.index for s in self._slots if (s.source.name, s.split, s.length) == mine)
+            packer = Packer(
+                self._documents(*stream),
+                self._encoder.encode_all,
+                expected=(last + 1) * slot.length,
+            )
             self._packers[stream] = packer, 0
         packer, done = self._packers[stream]
         assert slot.index >= done

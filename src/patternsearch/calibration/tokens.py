@@ -57,8 +57,7 @@ class Encoder:
 
     def encode(self, text: str) -> TokenIds:
         """Return the token ids of the text alone, int32, shape [tokens]."""
-        ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.asarray(ids, dtype=np.int32).reshape(-1)
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[TokenIds]:
         """Return what :meth:`encode` returns for each text; fast tokenizers use all cores."""
