@@ -17,6 +17,7 @@ from patternsearch.patterns.candidates import (
 )
 from patternsearch.patterns.row_sampling import RowSample
 from patternsearch.schema.scores import LOW_COLUMNS, SAMPLED_COLUMNS, SCORES_COLUMNS
+from patternsearch.scoring.accounts import _ALLOWANCE
 from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.regions import SampledRegions, SampleTables
 from patternsearch.scoring.table import sample_table
@@ -196,7 +197,9 @@ def test_estimates_are_unbiased_over_seeds(trials):
 
 def test_lower_bound_holds_about_as_often_as_it_says(trials):
     exact, sampled = trials
-    holds = np.stack([scores.low <= exact.mass + 1e-6 for scores in sampled])
+    # What is taken off for rounding must not help: a bound at 0 has lost less than that.
+    low = np.stack([np.where(s.low > 0, s.low + _ALLOWANCE, s.low) for s in sampled])
+    holds = low <= exact.mass + 1e-6
     assert holds[..., 1:, :].mean() >= 0.92
     assert (np.stack([s.low for s in sampled]) <= np.stack([s.mass for s in sampled])).all()
 

@@ -29,7 +29,7 @@ def test_ranking_what_was_selected_is_ranking_all(tiles, budget, has_ties):
     assert torch.equal(ours[counts], theirs[counts])
 
 
-@pytest.mark.parametrize("n", [100, 8192, 8256, 16384])
+@pytest.mark.parametrize("n", [100, 8191, 8192, 8256, 12289, 16384])
 def test_cut_products_are_the_products(n):
     generator = torch.Generator().manual_seed(n)
     mass = torch.rand(2, 12, n, generator=generator)

@@ -21,8 +21,9 @@ __all__ = ["Accounts", "LayerScores", "joined_heads"]
 _ROUNDING = 1e-4
 """How far float32 sums of probabilities may carry a mass outside [0, 1]; more is a fault."""
 
-_PRODUCTS = 1e-4
-"""What rounding to bfloat16 in products may add to the estimate of a sample."""
+_ALLOWANCE = 1e-4
+"""Taken off the lower bounds of a sample: products in bfloat16 round by as much, and where standard
+errors are that small Student's t alone holds too seldom."""
 
 _CAPTURED = slice(0, NUM_REGIONS)
 _LOGICAL, _PAIRS, _TILES, _COLUMNS = range(NUM_REGIONS, NUM_REGIONS + 4)
@@ -204,7 +205,7 @@ class Accounts:
         error = np.concatenate([overall, by_region], axis=-1)
         free = self._sample.degrees_of_freedom
         free = np.concatenate([[free.sum()], free])
-        below = stdtrit(np.maximum(free, 1), _CONFIDENCE) * error + _PRODUCTS
+        below = stdtrit(np.maximum(free, 1), _CONFIDENCE) * error + _ALLOWANCE
         return error, np.clip(mass - np.where(free > 0, below, 0.0), 0.0, 1.0)
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patternsearch.kernels._common.upload import upload
-from patternsearch.kernels.index import rank_blocks
 from patternsearch.patterns.candidates import AShape, BlockSparse
 from patternsearch.patterns.geometry import (
     a_shape_counts,
@@ -56,7 +55,6 @@ class TileMasses:
     ) -> None:
         self.n = n
         self.segment_mass = segment_mass
-        self.is_sampled = regions is not None
         self.regions: Regions | SampledRegions
         if regions is None:
             bounds, region = query_segments(n, 64)
@@ -220,10 +218,8 @@ def put_block_sparse(
             score = scores[heads]
         if select_top is not None:
             order = _rank_selected(score, max(budgets), select_top)[:, query]
-        elif masses.is_sampled:
-            order = _rank_rows(score, masses.first_row // tile, max(budgets))
         else:
-            order = rank_blocks(score)[:, query, : max(budgets)]
+            order = _rank_rows(score, masses.first_row // tile, max(budgets))
         ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
         parts.append(ranked[..., last].transpose(1, 2))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
@@ -232,7 +228,7 @@ def put_block_sparse(
 
 
 def _rank_selected(scores: Tensor, budget: int, select_top: SelectTop) -> Tensor:
-    """Rank as :func:`rank_blocks` does, but only the first of each query tile.
+    """Rank as :func:`patternsearch.kernels.index.rank_blocks` does, the first of each query tile.
 
     Args:
         scores: float32 [heads, tiles, tiles], contiguous.
@@ -258,7 +254,7 @@ def _rank_selected(scores: Tensor, budget: int, select_top: SelectTop) -> Tensor
 
 
 def _rank_rows(scores: Tensor, query: NDArray[np.int64], budget: int) -> Tensor:
-    """Rank the key tiles of some query tiles as :func:`rank_blocks` ranks those of all.
+    """Rank as :func:`patternsearch.kernels.index.rank_blocks` does, but for some query tiles.
 
     Args:
         scores: [heads, tiles, tiles]; −inf above the diagonal.

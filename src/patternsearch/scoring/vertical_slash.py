@@ -244,11 +244,13 @@ def _products(mass: Tensor, left_out: Tensor) -> Tensor:
     With few rows and columns a long n is cut into pieces, which occupy all of a GPU.
     """
     num_heads, rows, n = mass.shape
-    if n < 2 * _PIECE or n % _PIECE:
-        return torch.bmm(mass, left_out).double()
-    pieces = mass.view(num_heads, rows, -1, _PIECE).transpose(1, 2)
-    by_piece = torch.matmul(pieces, left_out.view(num_heads, -1, _PIECE, left_out.shape[2]))
-    return by_piece.sum(1, dtype=torch.float64)
+    whole = n - n % _PIECE if n >= 2 * _PIECE else 0
+    pieces = mass[..., :whole].reshape(num_heads, rows, -1, _PIECE).transpose(1, 2)
+    by_piece = torch.matmul(
+        pieces, left_out[:, :whole].reshape(num_heads, -1, _PIECE, left_out.shape[2])
+    )
+    rest = torch.bmm(mass[..., whole:], left_out[:, whole:])
+    return by_piece.sum(1, dtype=torch.float64) + rest
 
 
 def _pairs_by_entry(table: BucketTable, n: int) -> Tensor:
