@@ -1,13 +1,13 @@
 """Time a whole prefill, dense against sparse, on a random model of an 8B model's shape.
 
     PYTHONPATH=src python scripts/measure_prefill.py --lengths 32768,131072
-        [--timings configs/timings/nvidia-h200-fa4.json]
+        [--kinds a_shape,block_sparse --timings configs/timings/nvidia-h200-fa4.json]
 
 Weights are random, so outputs mean nothing; times depend on shapes and on how much the patterns
 read, and that is set by budgets and reported as measured density. Correctness first: the kernels
 must agree with the PyTorch path on this model's own q, k and v before anything is timed. Dense
 runs under both of torch's fused attention kernels and the faster one counts. With --timings a
-second sparse run follows, each head on the backend that the table names. One JSON row per
+second sparse run follows, on the backends that the table names. One JSON row per
 measurement on stdout.
 """
 
@@ -51,9 +51,9 @@ def shape_of(small):
     return shape
 
 
-def config_for(loaded):
+def config_for(loaded, patterns):
     identity = loaded.identity
-    kinds = itertools.cycle(PATTERNS)
+    in_turn = itertools.cycle(patterns)
     return PatternConfig.model_validate(
         {
             "format": "patternsearch/config",
@@ -72,7 +72,7 @@ def config_for(loaded):
             "imported": {"format": "minference", "file_sha256": "0" * 64, "score_kind": "none"},
             "fingerprints": None,
             "heads": [
-                [{"pattern": next(kinds).model_dump()} for _ in range(identity.num_query_heads)]
+                [{"pattern": next(in_turn).model_dump()} for _ in range(identity.num_query_heads)]
                 for _ in range(identity.num_layers)
             ],
         }
@@ -128,15 +128,18 @@ def main():
     parser.add_argument("--small", action="store_true", help="a toy width, to try the script")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--timings", type=load_timings, help="a timing table of this GPU")
+    parser.add_argument("--kinds", help="of the patterns; all by default")
     arguments = parser.parse_args()
+    kinds = arguments.kinds.split(",") if arguments.kinds else {p.kind for p in PATTERNS}
+    patterns = [pattern for pattern in PATTERNS if pattern.kind in kinds]
     dtype = torch.bfloat16 if arguments.device != "cpu" else torch.float32
     loaded = build_model(shape_of(arguments.small), arguments.layers, arguments.device, dtype)
-    config = config_for(loaded)
+    config = config_for(loaded, patterns)
     facts = describe_environment()
     head = {
         "gpu": facts.get("gpu_0"), "torch": facts.get("torch"), "triton": facts.get("triton"),
         "transformers": facts.get("transformers"), "dtype": str(dtype).removeprefix("torch."),
-        "layers": arguments.layers, "patterns": [describe(p) for p in PATTERNS],
+        "layers": arguments.layers, "patterns": [describe(p) for p in patterns],
     }  # fmt: skip
     if loaded.device.type == "cuda":
         error = check(loaded, 3000)

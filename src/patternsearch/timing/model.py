@@ -188,47 +188,30 @@ class TimeModel:
         A dense head runs on the fastest dense backend, a sparse one on the sparse kernel that is
         priced; or all sparse heads together on another kernel that is faster for their sum.
 
-        Args:
-            candidates: of the layer's H heads.
-            num_tokens: n.
-            tiles: [H], causal tiles read.
-            columns: [H], gathered columns summed over query tiles.
-
-        Raises:
-            TimingError: a candidate or the length was not measured.
+        The arguments, and what is raised, are as for :meth:`launch_cost`.
         """
-        heads = list(zip(candidates, tiles.tolist(), columns.tolist(), strict=True))
-        fastest = {
-            head: min(
-                (time, name)
-                for name, time in _times(
-                    self._backends(operation_of(head[0]), num_tokens, head[0]), num_tokens, *head
-                ).items()
-            )
-            for head in set(heads)
-        }
-        names = [fastest[head][1] for head in heads]
-        sparse = [head for head in heads if not isinstance(head[0], Dense)]
-        other = self._one_backend(sparse, num_tokens)
-        if other is not None and other[0] < math.fsum(fastest[head][0] for head in sparse):
-            names = [
-                name if isinstance(head[0], Dense) else other[1]
-                for head, name in zip(heads, names, strict=True)
-            ]
-        return tuple(names)
-
-    def _one_backend(
-        self, heads: Sequence[tuple[Candidate, float, float]], n: int
-    ) -> tuple[float, str] | None:
-        """Return the sum of the heads' times on the fastest backend of whole layers."""
-        sums: dict[str, list[float]] = defaultdict(list)
-        for head in heads:
-            curves = self._of_layers.get(operation_of(head[0]), {})
-            covering = {name: fitted for name, fitted in curves.items() if fitted.covers(n)}
-            for name, time in _times(covering, n, *head).items():
-                sums[name].append(time)
-        found = [(math.fsum(t), name) for name, t in sums.items() if len(t) == len(heads)]
-        return min(found, default=None)
+        names: list[str] = []
+        alone: list[float] = []
+        together: dict[str, list[float]] = defaultdict(list)
+        for head in zip(candidates, tiles, columns, strict=True):
+            key = operation_of(head[0])
+            times = _times(self._backends(key, num_tokens, head[0]), num_tokens, *head)
+            names.append(min(times, key=times.__getitem__))
+            if key[0] == "dense":
+                continue
+            alone.append(float(times[names[-1]]))
+            curves = self._of_layers.get(key, {})
+            covering = {name: curve for name, curve in curves.items() if curve.covers(num_tokens)}
+            for name, time in _times(covering, num_tokens, *head).items():
+                together[name].append(float(time))
+        sums = {name: math.fsum(t) for name, t in together.items() if len(t) == len(alone)}
+        other = min(sums, key=sums.__getitem__, default=None)
+        if other is None or sums[other] >= math.fsum(alone):
+            return tuple(names)
+        return tuple(
+            name if isinstance(candidate, Dense) else other
+            for candidate, name in zip(candidates, names, strict=True)
+        )
 
     def nearest_length(self, candidate: Candidate, num_tokens: int) -> int | None:
         """Return the length nearest to n at which the candidate's kernel can be priced.
@@ -243,9 +226,8 @@ class TimeModel:
 
     def _kernel(self, candidate: Candidate, n: int, tiles: Floats, columns: Floats) -> Floats:
         curves = self._backends(operation_of(candidate), n, candidate)
-        features = features_of(candidate, n, tiles, columns)
-        times = [fitted(n, features) for fitted in curves.values()]
-        return np.asarray(np.minimum.reduce(times) * units_of(operation_of(candidate), n))
+        times = _times(curves, n, candidate, tiles, columns)
+        return np.asarray(np.minimum.reduce(list(times.values())))
 
     def _index(self, candidate: Candidate, n: int) -> float:
         key, features = index_operation(candidate, n)
@@ -295,12 +277,12 @@ def _is_of_layers(row: TimingRow) -> bool:
 
 
 def _times(
-    curves: Mapping[str, Curve], n: int, candidate: Candidate, tiles: float, columns: float
-) -> dict[str, float]:
-    """Return milliseconds of one head by backend."""
-    features = features_of(candidate, n, np.array(tiles), np.array(columns))
+    curves: Mapping[str, Curve], n: int, candidate: Candidate, tiles: Floats, columns: Floats
+) -> dict[str, Floats]:
+    """Return milliseconds of one head by backend, in the shape of ``tiles``."""
+    features = features_of(candidate, n, tiles, columns)
     units = units_of(operation_of(candidate), n)
-    return {name: float(fitted(n, features)) * units for name, fitted in curves.items()}
+    return {name: np.asarray(fitted(n, features) * units) for name, fitted in curves.items()}
 
 
 def held_out_errors(table: TimingTable) -> tuple[ModelError, ...]:
