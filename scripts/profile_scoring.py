@@ -1,10 +1,11 @@
 """Where a layer's scoring spends its time on a GPU: all rows, and a sample of them.
 
-    PYTHONPATH=src python scripts/profile_scoring.py --tokens 131072
+    PYTHONPATH=src python scripts/profile_scoring.py --tokens 131072 [--layout tokens]
 
-One layer of an 8B model's shape with random q and k, the default grid. Prints the wall time of the
-scorer (median of five, after every sample of rows was laid out once) and, from one profiled call,
-the time of the kernels by name.
+One layer of an 8B model's shape with random q and k, the default grid; contiguous by head, or by
+token as a model's projections leave them. Prints the wall time of the scorer (median of five, after
+every sample of rows was laid out once) and, from one profiled call, the time of the kernels by
+name.
 """
 
 import argparse
@@ -28,6 +29,7 @@ def arguments():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=int, default=131_072)
+    parser.add_argument("--layout", choices=("heads", "tokens"), default="heads")
     parser.add_argument("--row-sample", default="1,0.125", help="fractions")
     parser.add_argument("--most", type=int, default=15, help="kernels that are named")
     return parser.parse_args()
@@ -51,11 +53,15 @@ def main():
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device: this profiles GPU kernels")
     generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v = (
-        torch.randn(1, heads, options.tokens, HEAD_DIM, device="cuda", dtype=torch.bfloat16,
-                    generator=generator)
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
-    )  # fmt: skip
+
+    def random(heads):
+        shape = (1, heads, options.tokens, HEAD_DIM)
+        if options.layout == "tokens":
+            shape = (1, options.tokens, heads, HEAD_DIM)
+        numbers = torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
+        return numbers.transpose(1, 2) if options.layout == "tokens" else numbers
+
+    q, k, v = (random(heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     scale = HEAD_DIM**-0.5
     lse = attention_with_lse(q, k, v, scale=scale).lse
     candidates = load_grid("default")[0].expand()
@@ -76,8 +82,8 @@ def main():
             seconds.append(time.perf_counter() - start)
         times = kernels(run)
         print(
-            f"rows {fraction:g}: {statistics.median(seconds) * 1e3:.1f} ms, "
-            f"kernels {sum(times.values()):.1f} ms"
+            f"rows {fraction:g}, contiguous by {options.layout}: "
+            f"{statistics.median(seconds) * 1e3:.1f} ms, kernels {sum(times.values()):.1f} ms"
         )
         for name, milliseconds in list(times.items())[: options.most]:
             print(f"  {milliseconds:8.3f} ms  {name[:100]}")
