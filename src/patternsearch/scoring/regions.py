@@ -45,6 +45,7 @@ class SampleTables:
         unit_rows: int64 [units], rows of each.
         pairs: int64 [2, strata], the units of each stratum; the same twice where it has one.
         size: float64 [strata, 4], units that the stratum stands for, in its region.
+        unit_size: float64 [units, 4], the same by unit: each stands for its part of the stratum.
         variance: float64 [strata, 4], factor of the squared difference of its two units.
         in_region: float64 [strata, 4], 1 in its region.
         rows_of_unit: int64 [units, most rows of one]; n for none.
@@ -67,6 +68,7 @@ class SampleTables:
         self.pairs = _on_device(np.stack([first, last]), device)
         self.in_region = _on_device(in_region, device)
         self.size = _on_device(sample.sizes[:, None] * in_region, device)
+        self.unit_size = _on_device(sample.weights[:, None] * in_region[sample.stratum], device)
         # The squared deviations from the mean of a pair add up to half its squared difference.
         self.variance = _on_device(weights[:, None] * in_region / 2, device)
         place = np.arange(int(sample.num_rows.max()))
@@ -97,7 +99,7 @@ class SampledRegions:
 
     def __init__(self, tables: SampleTables, known: Tensor | None = None) -> None:
         self.tables = tables
-        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._correction: tuple[Tensor, Tensor, Tensor] | None = None
         if known is None or tables.is_whole:
             return
         padded = torch.nn.functional.pad(known, (0, 0, 0, 1))
@@ -106,10 +108,18 @@ class SampledRegions:
             # A gather, since sums by index have no fixed order on CUDA.
             return padded[:, rows].sum(2, dtype=torch.float64).transpose(1, 2)
 
-        self._known = (
-            *self._mean_and_difference(summed(tables.rows_of_unit)),  # [Hq, K, strata]
-            summed(tables.rows_of_stratum),
-        )
+        first, last = self._of_strata(summed(tables.rows_of_unit))  # [Hq, K, strata]
+        total = summed(tables.rows_of_stratum)
+        fits, served, offsets = [], [], []
+        for fit, serves in tables.sides:
+            weighted = ((first - last) * fit).transpose(1, 2)
+            # Its ridge makes the matrix regular; asking CUDA whether it is would wait for it.
+            inverse = torch.linalg.inv_ex(_ridged((first - last) @ weighted)).inverse
+            fits.append(weighted @ inverse)
+            served.append((first - last) * serves)
+            estimate = (first + last) * serves @ (tables.size / 2)
+            offsets.append(total * serves @ tables.in_region - estimate)
+        self._correction = (torch.cat(fits, 2), torch.cat(served, 1), torch.cat(offsets, 1))
 
     def sum(self, by_unit: Tensor) -> Tensor:
         """Turn values of units into float64 [Hq, ..., 8]: sums by region, then variances.
@@ -117,40 +127,21 @@ class SampledRegions:
         Args:
             by_unit: [Hq, ..., units], sums over the rows of each unit.
         """
-        mean, difference = self._mean_and_difference(by_unit.double().flatten(1, -2))
-        shift: Tensor | float = 0.0
-        if self._known is not None:
-            mean, difference, shift = self._corrected(mean, difference)
-        variances = (difference * difference) @ self.tables.variance
-        sums = torch.cat([mean @ self.tables.size + shift, variances], dim=-1)
-        return sums.view(*by_unit.shape[:-1], 2 * NUM_REGIONS)
+        values = by_unit.double().flatten(1, -2)
+        first, last = self._of_strata(values)
+        difference = first - last
+        sums = values @ self.tables.unit_size
+        if self._correction is not None:
+            fit, served, offset = self._correction
+            slope = difference @ fit  # [Hq, G, 2·K], of the even and of the odd strata
+            sums = sums + slope @ offset
+            difference = difference - slope @ served
+        variances = difference.square() @ self.tables.variance
+        return torch.cat([sums, variances], dim=-1).view(*by_unit.shape[:-1], 2 * NUM_REGIONS)
 
-    def _mean_and_difference(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn [..., units] into the mean and the difference of each stratum, [..., strata]."""
-        first, last = values[..., self.tables.pairs[0]], values[..., self.tables.pairs[1]]
-        return (first + last) / 2, first - last
-
-    def _corrected(self, mean: Tensor, difference: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what is left to estimate, and β times what is known, [Hq, G, 4].
-
-        Args:
-            mean: [Hq, G, strata].
-            difference: likewise.
-        """
-        assert self._known is not None
-        known_mean, known_difference, total = self._known
-        rest_mean, rest_difference = mean.clone(), difference.clone()
-        shift = mean.new_zeros(*mean.shape[:2], NUM_REGIONS)
-        for fit, serves in self.tables.sides:
-            weighted = (known_difference * fit).transpose(1, 2)
-            gram = known_difference @ weighted
-            # Its ridge makes the matrix regular; asking CUDA whether it is would wait for it.
-            right = (difference @ weighted).transpose(1, 2)
-            slope = torch.linalg.solve_ex(_ridged(gram), right).result.transpose(1, 2)  # [Hq, G, K]
-            rest_mean -= slope @ (known_mean * serves)
-            rest_difference -= slope @ (known_difference * serves)
-            shift += slope @ (total * serves @ self.tables.in_region)
-        return rest_mean, rest_difference, shift
+    def _of_strata(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn [..., units] into the first and the last unit of each stratum, [..., strata]."""
+        return values[..., self.tables.pairs[0]], values[..., self.tables.pairs[1]]
 
 
 def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
