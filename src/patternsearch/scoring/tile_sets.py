@@ -69,14 +69,36 @@ class TileMasses:
         """Query heads."""
         return self.segment_mass.shape[0]
 
-    def head_blocks(self) -> list[slice]:
-        """Return blocks of heads small enough for temporaries of the size of their masses."""
-        step = max(1, _LIMIT // self.segment_mass[0].numel())
+    def head_blocks(self, width: int) -> list[slice]:
+        """Return blocks of heads small enough for temporaries of ``width`` numbers a segment."""
+        step = max(1, _LIMIT // (self.segment_mass.shape[1] * max(1, width)))
         return [slice(h, h + step) for h in range(0, self.num_heads, step)]
 
     def query_tiles(self, tile: int) -> Tensor:
         """Return the query tile of each segment, int64 [segments]."""
         return upload(self.first_row // tile, self.segment_mass.device)
+
+    def of_tiles(self, heads: slice, tile: int, keys: Tensor) -> Tensor:
+        """Return the mass of some key tiles of each segment.
+
+        Args:
+            heads: which heads.
+            tile: size of the key tiles.
+            keys: int64 [heads, segments, m], key tiles.
+
+        Returns:
+            [heads, segments, m].
+        """
+        mass = self.segment_mass[heads]
+        if tile == 64:
+            return mass.gather(2, keys)
+        parts = [
+            mass.gather(2, place.clamp(max=mass.shape[2] - 1)).masked_fill_(
+                place >= mass.shape[2], 0
+            )
+            for place in (keys * (tile // 64) + part for part in range(tile // 64))
+        ]
+        return functools.reduce(torch.add, parts)
 
     def by_segment(self, heads: slice, tile: int) -> Tensor:
         """Return [heads, segments, num_tiles(n, tile)]."""
@@ -105,7 +127,7 @@ class TileMasses:
     def diagonal_sums(self, tile: int) -> Tensor:
         """Return [Hq, num_tiles(n, tile)], the mass of each tile diagonal D = u − v."""
         parts = []
-        for heads in self.head_blocks():
+        for heads in self.head_blocks(num_tiles(self.n, tile)):
             mass = self.by_query_tile(heads, tile)
             tiles = mass.shape[1]
             # Key tile u − D of query tile u; those below 0 do not exist.
@@ -164,15 +186,22 @@ def put_a_shape(
     sink, start, end = (
         upload(np.stack(values), device) for values in (sink_ends, window_starts, row_ends)
     )
-    segment = torch.arange(len(masses.first_row), device=device)
+    # Sinks and windows are short against a row; the windows of a segment end with its query tile.
+    sink_width, last = int(np.max(sink_ends)), np.stack(row_ends).max(0)
+    width = int((last - np.stack(window_starts).min(0)).max())
+    first = upload(last - width, device)
+    sink, start, end = (
+        upload(np.stack(values), device) for values in (sink_ends, window_starts, row_ends)
+    )
+    segment = torch.arange(len(last), device=device)
+    place = first[:, None] + torch.arange(width, device=device)
     parts = []
-    for heads in masses.head_blocks():
-        running = masses.segment_mass[heads].cumsum(-1)
-        before = [
-            torch.where(tile > 0, running[:, segment, (tile - 1).clamp(min=0)], 0)
-            for tile in (sink, end, start)
-        ]  # each [heads, G, segments], the mass of the key tiles before it
-        parts.append(before[0] + before[1] - before[2])
+    for heads in masses.head_blocks(width):
+        mass = masses.segment_mass[heads]
+        strip = mass[:, segment[:, None], place.clamp(min=0)].masked_fill_(place < 0, 0)
+        before = _running(strip)
+        window = before[:, segment, end - first] - before[:, segment, start - first]
+        parts.append(_running(mass[..., :sink_width])[:, segment, sink] + window)
     counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(
@@ -182,6 +211,11 @@ def put_a_shape(
         tiles=tiles,
         logical=logical,
     )
+
+
+def _running(mass: Tensor) -> Tensor:
+    """Return [..., m + 1], the sums of the first 0, 1, …, m of [..., m]."""
+    return torch.nn.functional.pad(mass, (1, 0)).cumsum(-1)
 
 
 def put_block_sparse(
@@ -208,8 +242,9 @@ def put_block_sparse(
     query = masses.query_tiles(tile)
     last = upload(np.asarray(budgets) - 1, device)
     parts = []
-    for heads in masses.head_blocks():
-        mass = masses.by_segment(heads, tile)
+    # What selects takes few temporaries; what sorts, ones of the size of the scores.
+    width = max(budgets) if select_top is not None else num_tiles(n, tile)
+    for heads in masses.head_blocks(width):
         if scores is None:
             true_mass = masses.by_query_tile(heads, tile)
             key = torch.arange(true_mass.shape[2], device=device)
@@ -220,7 +255,7 @@ def put_block_sparse(
             order = _rank_selected(score, max(budgets), select_top)[:, query]
         else:
             order = _rank_rows(score, masses.first_row // tile, max(budgets))
-        ranked = mass.gather(2, order).cumsum(-1)  # [heads, segments, budget]
+        ranked = masses.of_tiles(heads, tile, order).cumsum(-1)
         parts.append(ranked[..., last].transpose(1, 2))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
