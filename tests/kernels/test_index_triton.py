@@ -45,6 +45,18 @@ def test_spread_scores_match_reference(n, tile):
         assert_close(got, truth, what=what)
 
 
+@pytest.mark.parametrize("n", LENGTHS)
+def test_spread_scores_of_several_tiles_match_reference(n):
+    q, k, _ = random_layer(4, 2, n, 16, seed=n)
+    options = {"scale": 0.25, "last_q": 64, "spread_rows": 64, "tiles": (128, 64)}
+    columns, diagonals = triton.spread_scores_by_tile(q, k, **options)
+    expected_columns, expected = reference.spread_scores_by_tile(q, k, **options)
+    assert_close(columns, expected_columns, what="columns")
+    assert diagonals.keys() == expected.keys()
+    for tile, truth in expected.items():
+        assert_close(diagonals[tile], truth, what=f"diagonals of tile {tile}")
+
+
 def test_spread_scores_take_more_rows_than_one_block():
     q, k, _ = random_layer(2, 1, 400, 24)
     options = {"scale": 0.2, "last_q": 150, "spread_rows": 7, "tile": 64}
@@ -71,6 +83,21 @@ def test_block_scores_match_reference(n, tile, estimator):
     options = {"scale": 0.25, "tile": tile, "estimator": estimator}
     expected = reference.block_scores(q, k, **options)
     assert_close(triton.block_scores(q, k, **options), expected)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("tile", [64, 128])
+@pytest.mark.parametrize("n", [*LENGTHS, 321, 1345])
+def test_block_scores_in_half_precision_match_reference(n, tile, head_dim):
+    """Half precision takes several key tiles at a time, with checks only at the end."""
+    q, k, _ = random_layer(2, 1, n, head_dim, dtype=torch.float16, seed=n)
+    options = {"scale": 0.1, "tile": tile, "estimator": "pooled_query"}
+    expected = reference.block_scores(q, k, **options)
+    got = triton.block_scores(q, k, **options)
+    assert_close(got, expected, dtype=torch.float16)
+    tail = range(num_tiles(n, tile) // 2, num_tiles(n, tile))
+    some = triton.block_scores(q, k, query_tiles=tail, **options)
+    assert_close(some, got[:, tail.start :], dtype=torch.float16)
 
 
 def test_scores_of_some_heads_are_those_of_all():

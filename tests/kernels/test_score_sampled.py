@@ -13,7 +13,7 @@ from patternsearch.patterns.candidates import (
 from patternsearch.patterns.row_sampling import sample_rows
 from patternsearch.scoring.engine import LayerScorer
 from patternsearch.scoring.sampled_rows import sampled_in_torch, sampled_on_cuda
-from patternsearch.scoring.vertical_slash import prepare
+from patternsearch.scoring.vertical_slash import ColumnRanks, prepare
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -90,10 +90,14 @@ def test_kernel_equals_torch(
             if t == tile
         ]  # fmt: skip
         scores = extents[:, : -(-n // tile)]
-        indices.append(prepare(chosen, range(len(chosen)), columns, scores, "patternsearch"))
+        indices.append(
+            prepare(chosen, range(len(chosen)), columns, scores, "patternsearch", ColumnRanks())
+        )
     for consumer in ("minference", "patternsearch") if last_q else ():
         chosen = [VerticalSlashLastQ(vertical=v, slash=s, tile=64) for _, v, s in last_q]
-        indices.append(prepare(chosen, range(len(chosen)), columns, extents, consumer))
+        indices.append(
+            prepare(chosen, range(len(chosen)), columns, extents, consumer, ColumnRanks())
+        )
     arguments = {"scale": 0.3, "lse": lse, "sample": sample}
     ours, ours_missed = sampled_on_cuda(indices, q, k, **arguments)
     again, again_missed = sampled_on_cuda(indices, q, k, **arguments)

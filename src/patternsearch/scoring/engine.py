@@ -42,7 +42,7 @@ from patternsearch.scoring.tile_sets import (
     put_block_sparse,
     put_dense,
 )
-from patternsearch.scoring.vertical_slash import VerticalSlashIndex, prepare
+from patternsearch.scoring.vertical_slash import ColumnRanks, VerticalSlashIndex, prepare
 
 __all__ = ["LayerScorer", "LayerScores"]
 
@@ -321,7 +321,7 @@ class LayerScorer:
         self, q: Tensor, k: Tensor, scale: float, oracle: ScoreMasses | None
     ) -> list[VerticalSlashIndex]:
         """Rank every Vertical-Slash index, online and oracle."""
-        indices = []
+        indices, ranks = [], ColumnRanks()
         online = self._spread_scores(q, k, scale)
         for key, group in self._spread.items():
             if isinstance(key, tuple):
@@ -331,7 +331,9 @@ class LayerScorer:
                 assert oracle.column_sum is not None
                 columns = oracle.column_sum
                 diagonals = TileMasses(oracle.segment_mass, q.shape[2]).diagonal_sums(key)
-            indices.append(prepare(group.candidates, group.rows, columns, diagonals, self.consumer))
+            indices.append(
+                prepare(group.candidates, group.rows, columns, diagonals, self.consumer, ranks)
+            )
         for last_key, group in self._last_q.items():
             if isinstance(last_key, tuple):
                 columns, offsets = self._index("last_q_scores")(
@@ -342,7 +344,9 @@ class LayerScorer:
                 assert oracle.column_sum is not None
                 assert oracle.offset_sum is not None
                 columns, offsets = oracle.column_sum, oracle.offset_sum
-            indices.append(prepare(group.candidates, group.rows, columns, offsets, self.consumer))
+            indices.append(
+                prepare(group.candidates, group.rows, columns, offsets, self.consumer, ranks)
+            )
         return indices
 
     def _spread_scores(
@@ -350,17 +354,9 @@ class LayerScorer:
     ) -> dict[tuple[int, int, int], tuple[Tensor, Tensor]]:
         """Return column and tile-diagonal scores by (last_q, spread_rows, tile)."""
         keys = [key for key in self._spread if isinstance(key, tuple)]
-        if self.backend == "triton":
-            launch = self._index("spread_scores")
-            return {
-                (last_q, spread_rows, tile): launch(
-                    q, k, scale=scale, last_q=last_q, spread_rows=spread_rows, tile=tile
-                )
-                for last_q, spread_rows, tile in keys
-            }
         scores = {}
         for last_q, spread_rows in dict.fromkeys(key[:2] for key in keys):
-            columns, diagonals = torch_index.spread_scores_by_tile(
+            columns, diagonals = self._index("spread_scores_by_tile")(
                 q,
                 k,
                 scale=scale,

@@ -33,7 +33,7 @@ from patternsearch.patterns.geometry import (
 from patternsearch.scoring.accounts import Accounts
 from patternsearch.scoring.regions import SampledRegions
 
-__all__ = ["Budgets", "VerticalSlashIndex", "columns_that_run", "prepare"]
+__all__ = ["Budgets", "ColumnRanks", "VerticalSlashIndex", "columns_that_run", "prepare"]
 
 _PIECE = 4096
 """Columns of a product that is cut."""
@@ -81,6 +81,22 @@ class Budgets:
         limits = upload(np.asarray(self.distinct), order.device)
         dtype = torch.uint8 if len(self.distinct) < 256 else torch.int32
         return torch.searchsorted(limits, place, right=True).to(dtype)
+
+
+class ColumnRanks:
+    """Column buckets of the indices of a layer; those with the same scores and budgets share."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Tensor, Budgets, Tensor]] = []
+
+    def buckets(self, scores: Tensor, budgets: Budgets) -> Tensor:
+        """Return ``budgets.buckets`` of column scores [Hq, n]."""
+        for known_scores, known_budgets, buckets in self._known:
+            if known_scores is scores and known_budgets.distinct == budgets.distinct:
+                return buckets
+        buckets = budgets.buckets(scores, FORCED_COLUMNS)
+        self._known.append((scores, budgets, buckets))
+        return buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +311,7 @@ def prepare(
     column_score: Tensor,
     extent_score: Tensor,
     consumer: Consumer,
+    ranks: ColumnRanks,
 ) -> VerticalSlashIndex:
     """Rank an index and lay out its bucket tables.
 
@@ -305,12 +322,13 @@ def prepare(
         extent_score: [Hq, tiles] of tile diagonals for ``spread``, [Hq, n] of offsets for
             ``last_q``.
         consumer: whose kernels run ``last_q`` candidates.
+        ranks: of the columns, of all indices of the layer.
     """
     n, tile = column_score.shape[1], candidates[0].tile
     vertical = Budgets.of(
         [effective_vertical(n, columns_that_run(candidate, consumer)) for candidate in candidates]
     )
-    column_bucket = vertical.buckets(column_score, FORCED_COLUMNS)
+    column_bucket = ranks.buckets(column_score, vertical)
     if isinstance(candidates[0], VerticalSlashSpread):
         extent = Budgets.of(
             [

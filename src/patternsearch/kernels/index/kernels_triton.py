@@ -141,17 +141,46 @@ def tile_mean_fwd_kernel(
 
 
 @triton.jit
+def _score_tiles(
+    b_q, p_k, o_key, v, n, o_dim, stride_kn, stride_kd,
+    D: tl.constexpr, TILE: tl.constexpr, CHECK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the natural log-sum-exp over each key tile from ``v`` on, [U, tiles]."""
+    KEYS: tl.constexpr = o_key.shape[0]
+    D_PAD: tl.constexpr = o_dim.shape[0]
+    p_tile = p_k + tl.cast(v * TILE, tl.int64) * stride_kn
+    p_tile += o_key.to(tl.int64)[:, None] * stride_kn + o_dim[None, :] * stride_kd
+    m_key = v * TILE + o_key < n
+    if CHECK:
+        b_k = tl.load(p_tile, mask=m_key[:, None] & (o_dim < D)[None, :], other=0.0)
+    elif D < D_PAD:
+        b_k = tl.load(p_tile, mask=(o_dim < D)[None, :], other=0.0)
+    else:
+        b_k = tl.load(p_tile)
+    b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+    if CHECK:
+        b_score = tl.where(m_key[None, :], b_score, float("-inf"))
+    b_score = tl.reshape(b_score, [b_q.shape[0], KEYS // TILE, TILE])
+    b_max = tl.max(b_score, 2)
+    if CHECK:
+        b_max = tl.where(b_max == float("-inf"), 0.0, b_max)  # a tile beyond the last
+    return (b_max + tl.log2(tl.sum(tl.exp2(b_score - b_max[:, :, None]), 2))) * LN_2
+
+
+@triton.jit
 def block_scores_fwd_kernel(
     MEANS, K, HEADS, SCORES,
     n, num_tiles, first_u, num_u, group, scale_log2, stride_kh, stride_kn, stride_kd,
     D: tl.constexpr, D_PAD: tl.constexpr, TILE: tl.constexpr, BLOCK_U: tl.constexpr,
-    TILES_PER_PROGRAM: tl.constexpr, PRECISION: tl.constexpr,
+    STEP: tl.constexpr, TILES_PER_PROGRAM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0) * BLOCK_U
     i_g = tl.program_id(2).to(tl.int64)
     i_head = tl.load(HEADS + i_g).to(tl.int64)
     p_k = K + (i_head // group) * stride_kh
     o_dim = tl.arange(0, D_PAD).to(tl.int64)
+    o_key = tl.arange(0, STEP * TILE)
+    o_step = tl.arange(0, STEP)
     o_row = i_row + tl.arange(0, BLOCK_U)
     o_u = first_u + o_row
     m_row = o_row < num_u
@@ -159,12 +188,19 @@ def block_scores_fwd_kernel(
     b_q = (_load(p_q, o_u, m_row, o_dim, D, 1, D) * scale_log2).to(K.dtype.element_ty)  # [U, D]
     last_u = first_u + tl.minimum(i_row + BLOCK_U, num_u) - 1
     begin = tl.program_id(1) * TILES_PER_PROGRAM
-    for v in range(begin, tl.minimum(begin + TILES_PER_PROGRAM, last_u + 1)):
-        o_key = v * TILE + tl.arange(0, TILE)
-        b_k = _load(p_k, o_key, o_key < n, o_dim, stride_kn, stride_kd, D)
-        b_score = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_score = tl.where((o_key < n)[None, :], b_score, float("-inf"))
-        b_max = tl.max(b_score, 1)
-        b_lse = (b_max + tl.log2(tl.sum(tl.exp2(b_score - b_max[:, None]), 1))) * LN_2
-        p_out = SCORES + (i_g * num_u + o_row) * num_tiles + v
-        tl.store(p_out, b_lse, mask=m_row & (v <= o_u))
+    end = tl.minimum(begin + TILES_PER_PROGRAM, last_u + 1)
+    # Checks of the keys cost as much as the products: only the end of the prompt has them.
+    whole = tl.maximum(tl.minimum(end, n // TILE) - begin, 0) // STEP * STEP
+    p_out = SCORES + (i_g * num_u + o_row[:, None]) * num_tiles + o_step[None, :]
+    for v in range(begin, begin + whole, STEP):
+        b_lse = _score_tiles(
+            b_q, p_k, o_key, v, n, o_dim, stride_kn, stride_kd, D, TILE, False, PRECISION
+        )
+        m_out = m_row[:, None] & ((v + o_step)[None, :] <= o_u[:, None])
+        tl.store(p_out + v, b_lse, mask=m_out)
+    for v in range(begin + whole, end, STEP):
+        b_lse = _score_tiles(
+            b_q, p_k, o_key, v, n, o_dim, stride_kn, stride_kd, D, TILE, True, PRECISION
+        )
+        m_out = m_row[:, None] & ((v + o_step)[None, :] <= o_u[:, None])
+        tl.store(p_out + v, b_lse, mask=m_out)

@@ -6,6 +6,7 @@ Nothing is added atomically, so equal inputs give equal bits. No n×n array, no 
 synchronisation.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ from patternsearch.kernels.index.kernels_triton import (
 )
 from patternsearch.patterns.geometry import num_tiles, spread_row_positions
 
-__all__ = ["block_scores", "last_q_scores", "spread_scores"]
+__all__ = ["block_scores", "last_q_scores", "spread_scores", "spread_scores_by_tile"]
 
 LOG2_E = 1.4426950408889634
 ROWS = 64
@@ -67,19 +68,50 @@ def spread_scores(
         InputError: a shape, dtype or device is not allowed.
         EnvironmentLacks: there is no CUDA device and Triton does not interpret.
     """
+    column, diagonals = spread_scores_by_tile(
+        q, k, scale=scale, last_q=last_q, spread_rows=spread_rows, tiles=(tile,), heads=heads
+    )
+    return column, diagonals[tile]
+
+
+def spread_scores_by_tile(
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float,
+    last_q: int,
+    spread_rows: int,
+    tiles: Sequence[int],
+    heads: tuple[int, ...] | None = None,
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Do what :func:`spread_scores` does for several tile sizes, reading the keys once for all.
+
+    Each tile size is a multiple of the smallest.
+
+    Returns:
+        Column scores [heads, n], and tile-diagonal scores by tile size.
+    """
     check_attention_inputs(q, k)
-    n = q.shape[2]
+    n, least = q.shape[2], min(tiles)
     last = np.arange(max(0, n - last_q), n)
     spread = spread_row_positions(n, spread_rows)
     positions = np.concatenate([last, spread])
     weights = np.concatenate(
         [np.full(len(last), 1 / len(last)), np.full(len(spread), 1 / len(spread))]
     )
+    diagonals = {}
     with device_guard(q):
         rows = _Rows(q, k, scale, heads, positions, weights)
-        column, by_tile = rows.masses(tile=tile)
-        diagonal = rows.skewed_sum(by_tile, positions // tile, num_tiles(n, tile))
-    return column, diagonal
+        column, by_least = rows.masses(tile=least)
+        for tile in dict.fromkeys(tiles):
+            by_tile, count = by_least, num_tiles(n, tile)
+            if tile > least:
+                by_tile = torch.nn.functional.pad(
+                    by_least, (0, count * (tile // least) - by_least.shape[2])
+                )
+                by_tile = by_tile.unflatten(2, (count, tile // least)).sum(3)
+            diagonals[tile] = rows.skewed_sum(by_tile, positions // tile, count)
+    return column, diagonals
 
 
 def last_q_scores(
@@ -203,14 +235,15 @@ def _pooled_query_scores(
     if fill_above:
         scores.fill_(float("-inf"))
     narrow = head_dim <= 128 and k.element_size() == 2
-    block_u, per_program = 128 if narrow else 64, 16
+    block_u, step = (128, max(1, 128 // tile)) if narrow else (64, 1)
+    per_program = 16 if first + rows <= 1024 else 64  # a short prompt has to fill the GPU too
     grid = (triton.cdiv(rows, block_u), triton.cdiv(first + rows, per_program), len(heads))
     block_scores_fwd_kernel[grid](
         means, k, head_index(heads, k.device), scores,
         n, count, first, rows, group, scale * LOG2_E, *k.stride()[1:],
-        D=head_dim, D_PAD=padded_head_dim(head_dim), TILE=tile, BLOCK_U=block_u,
+        D=head_dim, D_PAD=padded_head_dim(head_dim), TILE=tile, BLOCK_U=block_u, STEP=step,
         TILES_PER_PROGRAM=per_program, PRECISION=_precision(k),
-        num_warps=8 if narrow else 4, num_stages=3 if narrow else 1,
+        num_warps=8 if narrow else 4, num_stages=2 if narrow else 1,
     )  # fmt: skip
     return scores
 
