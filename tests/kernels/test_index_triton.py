@@ -88,8 +88,10 @@ def test_block_scores_match_reference(n, tile, estimator):
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("tile", [64, 128])
 @pytest.mark.parametrize("n", [*LENGTHS, 321, 1345])
-def test_block_scores_in_half_precision_match_reference(n, tile, head_dim):
-    """Half precision takes several key tiles at a time, with checks only at the end."""
+@pytest.mark.parametrize("long_tiles", [0, 128])
+def test_block_scores_in_half_precision_match_reference(n, tile, head_dim, long_tiles, monkeypatch):
+    """Half precision takes several key tiles at a time, a long prompt checks only its end."""
+    monkeypatch.setattr(triton, "LONG_TILES", long_tiles)
     q, k, _ = random_layer(2, 1, n, head_dim, dtype=torch.float16, seed=n)
     options = {"scale": 0.1, "tile": tile, "estimator": "pooled_query"}
     expected = reference.block_scores(q, k, **options)

@@ -35,6 +35,9 @@ LOG2_E = 1.4426950408889634
 ROWS = 64
 """Sampled rows are padded to a multiple of this."""
 KEYS_PER_PROGRAM = 2048
+LONG_TILES = 128
+"""Beyond so many key tiles, block scores take a launch of their own for those at the end; with
+fewer a launch costs more than the checks."""
 SCRATCH_BYTES = 2**28
 """Probabilities held at a time by ``last_q``, which skews them afterwards."""
 
@@ -236,15 +239,20 @@ def _pooled_query_scores(
         scores.fill_(float("-inf"))
     narrow = head_dim <= 128 and k.element_size() == 2
     block_u, step = (128, max(1, 128 // tile)) if narrow else (64, 1)
-    per_program = 16 if first + rows <= 1024 else 64  # a short prompt has to fill the GPU too
-    grid = (triton.cdiv(rows, block_u), triton.cdiv(first + rows, per_program), len(heads))
-    block_scores_fwd_kernel[grid](
-        means, k, head_index(heads, k.device), scores,
-        n, count, first, rows, group, scale * LOG2_E, *k.stride()[1:],
-        D=head_dim, D_PAD=padded_head_dim(head_dim), TILE=tile, BLOCK_U=block_u, STEP=step,
-        TILES_PER_PROGRAM=per_program, PRECISION=_precision(k),
-        num_warps=8 if narrow else 4, num_stages=2 if narrow else 1,
-    )  # fmt: skip
+    end = first + rows
+    per_program = 64 if end > 512 else 16  # a short prompt has to fill the GPU too
+    whole = min(end, n // tile) // step * step if end > LONG_TILES else 0
+    for begin, stop, is_whole in ((0, whole, True), (whole, end, False)):
+        if begin == stop:
+            continue
+        grid = (triton.cdiv(rows, block_u), triton.cdiv(stop - begin, per_program), len(heads))
+        block_scores_fwd_kernel[grid](
+            means, k, head_index(heads, k.device), scores,
+            n, count, first, rows, begin, stop, group, scale * LOG2_E, *k.stride()[1:],
+            D=head_dim, D_PAD=padded_head_dim(head_dim), TILE=tile, BLOCK_U=block_u, STEP=step,
+            TILES_PER_PROGRAM=per_program, IS_WHOLE=is_whole, PRECISION=_precision(k),
+            num_warps=8 if narrow else 4, num_stages=2 if narrow else 1,
+        )  # fmt: skip
     return scores
 
 
