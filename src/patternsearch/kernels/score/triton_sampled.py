@@ -144,7 +144,9 @@ def sampled_masses_fwd_kernel(
     p_left = left_out + i_h * stride_left_h + o_key[:, None] * COLUMNS + o_col[None, :]
     p_bucket = bucket + i_h * stride_bucket_h
     p_near = is_near + i_h * (num_tiles + 1)
-    p_tile = unit_mass + (i_h * num_units + o_unit) * num_tiles
+    # The tile's mass is the last column: the threads that hold it store it.
+    p_tile = unit_mass + ((i_h * num_units + o_unit) * num_tiles)[:, None] + 0 * o_col[None, :]
+    m_tile = m_unit[:, None] & (o_col == COLUMNS - 1)[None, :]
     p_entered = entered + i_h * num_units * num_slots * COLUMNS
 
     acc = tl.zeros([UNITS, COLUMNS], tl.float32)
@@ -159,8 +161,7 @@ def sampled_masses_fwd_kernel(
         b_rows = tl.dot(b_p, b_left, input_precision=PRECISION)
         b_sum = _sum_units(b_rows, UNITS, MIDDLE, LANES, COLUMNS)
         if STORE_TILES:
-            b_mass = tl.sum(tl.where(o_col[None, :] == COLUMNS - 1, b_sum, 0.0), axis=1)
-            tl.store(p_tile + i_t, b_mass, mask=m_unit)
+            tl.store(p_tile + i_t, b_sum, mask=m_tile)
         if is_hot == 0:
             acc += b_sum
         else:
@@ -180,8 +181,7 @@ def sampled_masses_fwd_kernel(
         b_rows = tl.dot(b_p, b_left, input_precision=PRECISION)
         b_sum = _sum_units(b_rows, UNITS, MIDDLE, LANES, COLUMNS)
         if STORE_TILES:
-            b_mass = tl.sum(tl.where(o_col[None, :] == COLUMNS - 1, b_sum, 0.0), axis=1)
-            tl.store(p_tile + i_t, b_mass, mask=m_unit)
+            tl.store(p_tile + i_t, b_sum, mask=m_tile)
         acc = _enter_tile(
             b_p, b_left, b_sum, acc, i_t, o_unit, m_unit, b_unit_row, o_col, b_base, b_shift,
             b_limit, p_bucket, p_entered, num_slots, IS_OFFSET, UNITS, MIDDLE, LANES, COLUMNS,
