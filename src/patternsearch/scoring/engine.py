@@ -30,7 +30,7 @@ from patternsearch.patterns.candidates import (
     describe,
 )
 from patternsearch.patterns.consumers import MINFERENCE_TILE, Consumer
-from patternsearch.patterns.geometry import NUM_REGIONS, num_tiles
+from patternsearch.patterns.geometry import NUM_REGIONS, effective_blocks, num_tiles
 from patternsearch.patterns.row_sampling import sample_rows
 from patternsearch.scoring.accounts import Accounts, LayerScores, joined_heads
 from patternsearch.scoring.regions import SampledRegions, SampleTables
@@ -41,6 +41,7 @@ from patternsearch.scoring.tile_sets import (
     put_a_shape,
     put_block_sparse,
     put_dense,
+    rank_tiles,
 )
 from patternsearch.scoring.vertical_slash import ColumnRanks, VerticalSlashIndex, prepare
 
@@ -221,6 +222,8 @@ class LayerScorer:
             sample=None if sample is None else sample.sample,
             first_head=first_head,
         )
+        # The first of these take a GPU long and the host shortly, which so gets ahead of it.
+        orders = self._block_orders(q, k, scale)
         oracle_masses = self._oracle_pass(q, k, scale, lse)
         slashes = self._slash_indices(q, k, scale, oracle_masses)
         if sample is None:
@@ -233,14 +236,10 @@ class LayerScorer:
             put_a_shape(
                 accounts, tile_masses, self._a_shape.rows, self._a_shape.candidates, logical
             )
-        for (estimator, tile), group in self._blocks.items():
-            scores = None
-            if estimator is not None:
-                scores = self._index("block_scores")(
-                    q, k, scale=scale, tile=tile, estimator=estimator
-                )
-            select = self._select_top() if estimator is not None else None
-            put_block_sparse(accounts, tile_masses, group.rows, group.candidates, scores, select)
+        for block_key, blocks in self._blocks.items():
+            put_block_sparse(
+                accounts, tile_masses, blocks.rows, blocks.candidates, orders.get(block_key)
+            )
         total = tile_masses.regions.sum(tile_masses.segment_mass.sum(2)[:, None])
         return accounts.finish(self.specs, total[:, 0, :NUM_REGIONS].sum(-1), layer)
 
@@ -307,6 +306,22 @@ class LayerScorer:
         for index, total in zip(slashes, missed, strict=True):
             index.put_sampled(accounts, total, regions)
         return TileMasses(unit_mass, accounts.n, regions), None
+
+    def _block_orders(
+        self, q: Tensor, k: Tensor, scale: float
+    ) -> dict[tuple[str | None, int], Tensor]:
+        """Rank the key tiles of every online Block-Sparse index."""
+        on_gpu = {"fill_above": False} if self.backend == "triton" else {}
+        orders: dict[tuple[str | None, int], Tensor] = {}
+        for (estimator, tile), group in self._blocks.items():
+            if estimator is None:
+                continue
+            scores = self._index("block_scores")(
+                q, k, scale=scale, tile=tile, estimator=estimator, **on_gpu
+            )
+            budgets = [effective_blocks(q.shape[2], tile, one.blocks) for one in group.candidates]
+            orders[estimator, tile] = rank_tiles(scores, max(budgets), self._select_top())
+        return orders
 
     def _oracle_pass(
         self, q: Tensor, k: Tensor, scale: float, lse: Tensor | None

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from patternsearch.kernels._common.upload import upload
+from patternsearch.kernels.index import rank_blocks
 from patternsearch.patterns.candidates import AShape, BlockSparse
 from patternsearch.patterns.geometry import (
     a_shape_counts,
@@ -29,7 +29,7 @@ from patternsearch.patterns.geometry import (
 from patternsearch.scoring.accounts import Accounts
 from patternsearch.scoring.regions import Regions, SampledRegions
 
-__all__ = ["SelectTop", "TileMasses", "put_a_shape", "put_block_sparse", "put_dense"]
+__all__ = ["SelectTop", "TileMasses", "put_a_shape", "put_block_sparse", "put_dense", "rank_tiles"]
 
 SelectTop = Callable[..., Any]
 """One of the functions ``patternsearch.kernels.index.select.select_top``."""
@@ -187,21 +187,23 @@ def put_a_shape(
         upload(np.stack(values), device) for values in (sink_ends, window_starts, row_ends)
     )
     # Sinks and windows are short against a row; the windows of a segment end with its query tile.
-    sink_width, last = int(np.max(sink_ends)), np.stack(row_ends).max(0)
+    sink_width = int(np.max(sink_ends))
+    last = np.stack(row_ends).max(0)
     width = int((last - np.stack(window_starts).min(0)).max())
-    first = upload(last - width, device)
+    first = upload(last - width, device)  # [segments]
     sink, start, end = (
         upload(np.stack(values), device) for values in (sink_ends, window_starts, row_ends)
     )
     segment = torch.arange(len(last), device=device)
-    place = first[:, None] + torch.arange(width, device=device)
+    place = first + torch.arange(width, device=device)[:, None]
     parts = []
     for heads in masses.head_blocks(width):
         mass = masses.segment_mass[heads]
-        strip = mass[:, segment[:, None], place.clamp(min=0)].masked_fill_(place < 0, 0)
+        strip = mass[:, segment, place.clamp(min=0)].masked_fill_(place < 0, 0)
         before = _running(strip)
-        window = before[:, segment, end - first] - before[:, segment, start - first]
-        parts.append(_running(mass[..., :sink_width])[:, segment, sink] + window)
+        window = before[:, end - first, segment] - before[:, start - first, segment]
+        of_sinks = _running(mass[..., :sink_width].transpose(1, 2))
+        parts.append(of_sinks[:, sink, segment] + window)
     counts = [a_shape_counts(n, c.tile, c.sink, c.window) for c in candidates]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(
@@ -214,8 +216,34 @@ def put_a_shape(
 
 
 def _running(mass: Tensor) -> Tensor:
-    """Return [..., m + 1], the sums of the first 0, 1, …, m of [..., m]."""
-    return torch.nn.functional.pad(mass, (1, 0)).cumsum(-1)
+    """Return [heads, m + 1, segments], the sums of the first 0, 1, …, m of [heads, m, segments].
+
+    CUDA sums along the last of many short rows an order of magnitude slower.
+    """
+    return torch.nn.functional.pad(mass, (0, 0, 1, 0)).cumsum(1)
+
+
+def rank_tiles(scores: Tensor, budget: int, select_top: SelectTop | None = None) -> Tensor:
+    """Rank the key tiles of each query tile, as ``rank_blocks`` of the index does.
+
+    Args:
+        scores: float32 [heads, tiles, tiles], contiguous; −inf where v > u, or with ``select_top``
+            anything.
+        budget: how many of the ranked are wanted.
+        select_top: the index's, where it is faster than sorting all tiles.
+
+    Returns:
+        int64 [heads, tiles, budget]. Where a query tile has fewer, tiles that nothing of it
+        attends to fill up.
+    """
+    if select_top is not None:
+        return _rank_selected(scores, budget, select_top)
+    step = max(1, _LIMIT // scores[0].numel())
+    parts = [
+        rank_blocks(scores[first : first + step])[..., :budget].clone()
+        for first in range(0, len(scores), step)
+    ]
+    return torch.cat(parts)
 
 
 def put_block_sparse(
@@ -223,8 +251,7 @@ def put_block_sparse(
     masses: TileMasses,
     rows: Sequence[int],
     candidates: Sequence[BlockSparse],
-    scores: Tensor | None,
-    select_top: SelectTop | None = None,
+    order: Tensor | None,
 ) -> None:
     """Enter Block-Sparse candidates of one tile size and one index.
 
@@ -233,30 +260,25 @@ def put_block_sparse(
         masses: of the layer.
         rows: place of each candidate.
         candidates: to score.
-        scores: [Hq, tiles, tiles], the online block scores; None for the oracle's, which are the
-            tiles' true masses.
-        select_top: the index's, where it is faster than sorting all tiles.
+        order: int64 [Hq, tiles, at least the largest budget], the online index's, of
+            :func:`rank_tiles`; None for the oracle's, which ranks by the tiles' true masses.
     """
     n, tile, device = masses.n, candidates[0].tile, masses.segment_mass.device
     budgets = [effective_blocks(n, tile, candidate.blocks) for candidate in candidates]
-    query = masses.query_tiles(tile)
-    last = upload(np.asarray(budgets) - 1, device)
+    most, query = max(budgets), masses.query_tiles(tile)
+    within = upload(
+        (np.arange(most)[:, None] < np.asarray(budgets)).astype(np.float32), device
+    )  # [most, G]
     parts = []
-    # What selects takes few temporaries; what sorts, ones of the size of the scores.
-    width = max(budgets) if select_top is not None else num_tiles(n, tile)
-    for heads in masses.head_blocks(width):
-        if scores is None:
+    for heads in masses.head_blocks(most if order is not None else num_tiles(n, tile)):
+        if order is not None:
+            mine = order[heads, :, :most]
+        else:
             true_mass = masses.by_query_tile(heads, tile)
             key = torch.arange(true_mass.shape[2], device=device)
-            score = true_mass.masked_fill(key > key[:, None], float("-inf"))
-        else:
-            score = scores[heads]
-        if select_top is not None:
-            order = _rank_selected(score, max(budgets), select_top)[:, query]
-        else:
-            order = _rank_rows(score, masses.first_row // tile, max(budgets))
-        ranked = masses.of_tiles(heads, tile, order).cumsum(-1)
-        parts.append(ranked[..., last].transpose(1, 2))
+            mine = rank_tiles(true_mass.masked_fill(key > key[:, None], float("-inf")), most)
+        ranked = masses.of_tiles(heads, tile, mine[:, query])
+        parts.append((ranked @ within).transpose(1, 2))
     counts = [block_sparse_counts(n, tile, budget) for budget in budgets]
     tiles, pairs = upload(np.asarray(counts), device).unbind(1)
     accounts.put(rows, captured=masses.regions.sum(torch.cat(parts)), pairs=pairs, tiles=tiles)
@@ -286,22 +308,3 @@ def _rank_selected(scores: Tensor, budget: int, select_top: SelectTop) -> Tensor
     score = score.masked_fill(taken == query, float("inf"))
     score = score.masked_fill(taken > query, float("-inf"))
     return taken.gather(2, torch.sort(score, dim=-1, descending=True, stable=True).indices)
-
-
-def _rank_rows(scores: Tensor, query: NDArray[np.int64], budget: int) -> Tensor:
-    """Rank as :func:`patternsearch.kernels.index.rank_blocks` does, but for some query tiles.
-
-    Args:
-        scores: [heads, tiles, tiles]; −inf above the diagonal.
-        query: int64 [segments], the query tile of each.
-        budget: how many of the ranked are wanted.
-
-    Returns:
-        int64 [heads, segments, budget].
-    """
-    of_segment = np.unique(query, return_inverse=True)
-    tiles, place = (upload(values, scores.device) for values in of_segment)
-    mine = scores[:, tiles]
-    mine.scatter_(2, tiles[None, :, None].expand(len(mine), -1, -1), float("inf"))
-    order = torch.sort(mine, dim=-1, descending=True, stable=True).indices
-    return order[:, place, :budget]
