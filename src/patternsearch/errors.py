@@ -63,7 +63,7 @@ class EnvironmentLacks(PatternsearchError, RuntimeError):
 
 
 class BackendMissing(UserWarning):
-    """A backend that a timing table measured fastest is not here; a slower one runs instead."""
+    """A backend that a timing table names is not here or cannot run; another runs instead."""
 
 
 class CheckFailed(PatternsearchError):

@@ -285,6 +285,19 @@ def test_layer_on_flash4_on_a_gpu_equals_the_reference(n, dtype):
     assert_close(found, expected, dtype=dtype, what=f"{n} tokens")
 
 
+@pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_flash_repeated_kv", "flash4"])
+def test_dense_backend_that_cannot_run_is_named(name):
+    q, k, v = random_layer(4, 2, 70, 16)
+    with pytest.warns(BackendMissing, match=f"names {name} .* 4 over 2, on cpu: torch_cpu runs"):
+        out = sparse._dense(q, k, v, 0.25, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = sparse._dense(q, k, v, 0.25, None)
+        named = sparse._dense(q, k, v, 0.25, "sdpa_math")
+    assert torch.equal(out, expected)
+    assert_close(named, expected)
+
+
 def test_evaluate_says_once_what_is_missing(capsys, tmp_path):
     from patternsearch.selection.options import SelectionOptions
     from patternsearch.timing.table import dump_timings

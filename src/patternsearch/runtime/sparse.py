@@ -5,6 +5,7 @@ Dense heads run on a dense backend, which is what selection prices, and the spar
 the sparse backend that was measured fastest for all of them.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patternsearch.errors import BackendMissing
 from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.attend import attend, build_plan
 from patternsearch.kernels.score.lse import LseBackend, attention_with_lse, lse_backends
@@ -139,11 +141,23 @@ def _without(dense: Sequence[int], patterns: Sequence[Candidate]) -> Sequence[Ca
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, scale: float, name: str | None) -> Tensor:
-    """Attend causally on the backend of this name in the table, else on the first that can."""
+    """Attend causally on the backend of this name in the table; None is the first that can.
+
+    A warning says where the named one cannot run what it is given, and what does instead.
+    """
     if name is not None and name not in _OPERATORS:
         named = next((b for b in dense_backends(q.device) if b.name == name), None)
         if named is not None:
             return named.run(q, k, v, scale)
-    wanted = _OPERATORS.get(name or "")
-    usable = wanted if wanted in lse_backends(q, k, v) else None
-    return attention_with_lse(q, k, v, scale=scale, backend=usable).out
+    wanted = None if name is None else _OPERATORS.get(name)
+    usable = lse_backends(q, k, v)
+    if name is not None and wanted not in usable:
+        warnings.warn(
+            f"the timing table names {name} for dense heads, which cannot run {q.dtype} heads of "
+            f"head_dim {q.shape[3]}, {q.shape[1]} over {k.shape[1]}, on {q.device}: {usable[0]} "
+            "runs them; measure what is here with `patternsearch bench`",
+            BackendMissing,
+            stacklevel=2,
+        )
+        wanted = None
+    return attention_with_lse(q, k, v, scale=scale, backend=wanted).out

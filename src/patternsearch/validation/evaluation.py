@@ -2,6 +2,7 @@
 """Dense against sparse on one model: what changes in its answers, and where prefill time goes."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -170,8 +171,8 @@ def evaluate(
     )
     task = measure_task(loaded, config, judging, progress=progress) if request.quality else None
     with warnings.catch_warnings():
-        if note is not None:
-            warnings.simplefilter("ignore", BackendMissing)
+        if lack is not None and note is not None:  # told already
+            warnings.filterwarnings("ignore", re.escape(lack), BackendMissing)
         prefill = tuple(_prefills(loaded, config, judging, request.repetitions, timings, progress))
     return EvaluationReport(
         model=os.fspath(request.model),
