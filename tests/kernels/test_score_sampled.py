@@ -140,7 +140,8 @@ def test_near_masses_equal_torch(n, num_heads, num_kv, d, dtype):
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
-def test_sampled_scores_are_those_of_torch(monkeypatch):
+@pytest.mark.parametrize("row_sample", [1.0, 0.25])
+def test_scores_are_those_of_torch(row_sample, monkeypatch):
     monkeypatch.setattr("patternsearch.patterns.row_sampling.MIN_ROWS", 256)
     n, generator = 700, torch.Generator().manual_seed(5)
     q = torch.randn(1, 2, n, 64, generator=generator).to(DEVICE)
@@ -149,13 +150,13 @@ def test_sampled_scores_are_those_of_torch(monkeypatch):
     hidden = torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1)
     lse = logits.masked_fill(hidden, -torch.inf).logsumexp(-1)
     candidates = [
-        AShape(sink=64, window=64, tile=64),
-        BlockSparse(blocks=2, tile=64),
+        *(AShape(sink=s, window=w, tile=t) for s, w, t in ((64, 64, 64), (0, 300, 128))),
+        *(BlockSparse(blocks=b, tile=t) for b in (1, 3, 50) for t in (64, 128)),
         *(VerticalSlashSpread(vertical=v, diagonals=2, tile=t) for v in (8, 64) for t in (64, 128)),
         *(VerticalSlashLastQ(vertical=v, slash=s, tile=64) for v in (8, 64) for s in (32, 100)),
     ]
     ours, theirs = (
-        LayerScorer(candidates, backend=backend, row_sample=1 / 4).score(
+        LayerScorer(candidates, backend=backend, row_sample=row_sample).score(
             q, k, scale=0.2, lse=lse, layer=3
         )
         for backend in ("triton", "torch")
@@ -163,6 +164,7 @@ def test_sampled_scores_are_those_of_torch(monkeypatch):
     torch.testing.assert_close(
         torch.as_tensor(ours.mass), torch.as_tensor(theirs.mass), atol=1e-5, rtol=0
     )
-    torch.testing.assert_close(
-        torch.as_tensor(ours.low), torch.as_tensor(theirs.low), atol=1e-4, rtol=0
-    )
+    if row_sample < 1:
+        torch.testing.assert_close(
+            torch.as_tensor(ours.low), torch.as_tensor(theirs.low), atol=1e-4, rtol=0
+        )
