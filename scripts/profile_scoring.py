@@ -4,8 +4,8 @@
 
 One layer of an 8B model's shape with random q and k, the default grid; contiguous by head, or by
 token as a model's projections leave them. Prints the wall time of the scorer (median of five, after
-every sample of rows was laid out once) and, from one profiled call, the time of the kernels by
-name.
+every sample of rows was laid out once) and, from one profiled call, the time of the kernels: of the
+pass over the pairs, which a sample shrinks, of the online index, of what sums up, and by name.
 """
 
 import argparse
@@ -22,6 +22,11 @@ from patternsearch.scoring.engine import LayerScorer
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 WARM_UP = 10
 REPETITIONS = 5
+PARTS = {
+    "pass": ("score_", "a_shape_logical_", "sampled_masses_", "near_masses_"),
+    "index": ("block_scores_", "tile_mean_", "row_", "skewed_sum_", "select_top_"),
+}
+"""Beginnings of the kernels' names; all others sum up."""
 
 
 def arguments():
@@ -46,6 +51,15 @@ def kernels(run):
         if event.self_device_time_total and not event.key.startswith("aten::")
     }
     return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def by_part(times):
+    """Return {part: milliseconds} of the kernels of :func:`kernels`."""
+    sums = dict.fromkeys([*PARTS, "sums"], 0.0)
+    for name, milliseconds in times.items():
+        mine = (part for part, beginnings in PARTS.items() if name.startswith(beginnings))
+        sums[next(mine, "sums")] += milliseconds
+    return sums
 
 
 def main():
@@ -85,6 +99,7 @@ def main():
             f"rows {fraction:g}, contiguous by {options.layout}: "
             f"{statistics.median(seconds) * 1e3:.1f} ms, kernels {sum(times.values()):.1f} ms"
         )
+        print(", ".join(f"{part} {ms:.1f} ms" for part, ms in by_part(times).items()))
         for name, milliseconds in list(times.items())[: options.most]:
             print(f"  {milliseconds:8.3f} ms  {name[:100]}")
 
