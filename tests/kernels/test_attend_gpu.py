@@ -159,9 +159,10 @@ def test_large_logits_stay_finite_in_float16():
     assert_close(lse, expected_lse, dtype=torch.float16, what="lse")
 
 
+@pytest.mark.parametrize("n", [5000, 20001])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_index_scores_match_reference(dtype):
-    q, k, _ = random_layer(8, 2, 5000, 128, dtype=dtype, device="cuda")
+def test_index_scores_match_reference(dtype, n):
+    q, k, _ = random_layer(8, 2, n, 128, dtype=dtype, device="cuda")
     for name, options in (
         ("spread_scores", {"last_q": 64, "spread_rows": 64, "tile": 128}),
         ("last_q_scores", {"last_q": 64}),

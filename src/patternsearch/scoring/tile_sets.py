@@ -183,12 +183,9 @@ def put_a_shape(
             np.maximum(np.maximum(query_tile - diagonals + 1, 0) * per_tile, sink_ends[-1])
         )
         row_ends.append(row_end)
-    sink, start, end = (
-        upload(np.stack(values), device) for values in (sink_ends, window_starts, row_ends)
-    )
     # Sinks and windows are short against a row; the windows of a segment end with its query tile.
-    sink_width = int(np.max(sink_ends))
     last = np.stack(row_ends).max(0)
+    sink_width = int(np.max(sink_ends))
     width = int((last - np.stack(window_starts).min(0)).max())
     first = upload(last - width, device)  # [segments]
     sink, start, end = (
