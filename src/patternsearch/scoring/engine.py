@@ -7,7 +7,6 @@ need sums over the whole matrix: one more pass, behind an option.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from patternsearch.errors import InputError
-from patternsearch.kernels import index as torch_index
 from patternsearch.kernels._common.upload import upload
 from patternsearch.kernels.score import ScoreMasses, score_masses_chunked
 from patternsearch.kernels.score.sampled import near_masses
@@ -33,15 +31,14 @@ from patternsearch.patterns.consumers import MINFERENCE_TILE, Consumer
 from patternsearch.patterns.geometry import NUM_REGIONS, effective_blocks, num_tiles
 from patternsearch.patterns.row_sampling import sample_rows
 from patternsearch.scoring.accounts import Accounts, LayerScores, joined_heads
+from patternsearch.scoring.online_index import OnlineIndex
 from patternsearch.scoring.regions import SampledRegions, SampleTables
 from patternsearch.scoring.sampled_rows import sampled_in_torch, sampled_on_cuda
 from patternsearch.scoring.tile_sets import (
-    SelectTop,
     TileMasses,
     put_a_shape,
     put_block_sparse,
     put_dense,
-    rank_tiles,
 )
 from patternsearch.scoring.vertical_slash import ColumnRanks, VerticalSlashIndex, prepare
 
@@ -222,10 +219,11 @@ class LayerScorer:
             sample=None if sample is None else sample.sample,
             first_head=first_head,
         )
-        # The first of these take a GPU long and the host shortly, which so gets ahead of it.
-        orders = self._block_orders(q, k, scale)
+        index = OnlineIndex(q, k, scale=scale, backend=self.backend)
+        # First, since this takes a GPU long and the host shortly, which so gets ahead of it.
+        orders = self._block_orders(index, n)
         oracle_masses = self._oracle_pass(q, k, scale, lse)
-        slashes = self._slash_indices(q, k, scale, oracle_masses)
+        slashes = self._slash_indices(index, n, oracle_masses)
         if sample is None:
             tile_masses, logical = self._put_exact(accounts, slashes, q, k, scale, lse)
         else:
@@ -307,21 +305,17 @@ class LayerScorer:
             index.put_sampled(accounts, total, regions)
         return TileMasses(unit_mass, accounts.n, regions), None
 
-    def _block_orders(
-        self, q: Tensor, k: Tensor, scale: float
-    ) -> dict[tuple[str | None, int], Tensor]:
+    def _block_orders(self, index: OnlineIndex, n: int) -> dict[tuple[str | None, int], Tensor]:
         """Rank the key tiles of every online Block-Sparse index."""
-        on_gpu = {"fill_above": False} if self.backend == "triton" else {}
-        orders: dict[tuple[str | None, int], Tensor] = {}
-        for (estimator, tile), group in self._blocks.items():
-            if estimator is None:
-                continue
-            scores = self._index("block_scores")(
-                q, k, scale=scale, tile=tile, estimator=estimator, **on_gpu
+        return {
+            (estimator, tile): index.ranked_tiles(
+                estimator,
+                tile,
+                max(effective_blocks(n, tile, one.blocks) for one in group.candidates),
             )
-            budgets = [effective_blocks(q.shape[2], tile, one.blocks) for one in group.candidates]
-            orders[estimator, tile] = rank_tiles(scores, max(budgets), self._select_top())
-        return orders
+            for (estimator, tile), group in self._blocks.items()
+            if estimator is not None
+        }
 
     def _oracle_pass(
         self, q: Tensor, k: Tensor, scale: float, lse: Tensor | None
@@ -333,11 +327,11 @@ class LayerScorer:
         )
 
     def _slash_indices(
-        self, q: Tensor, k: Tensor, scale: float, oracle: ScoreMasses | None
+        self, index: OnlineIndex, n: int, oracle: ScoreMasses | None
     ) -> list[VerticalSlashIndex]:
         """Rank every Vertical-Slash index, online and oracle."""
         indices, ranks = [], ColumnRanks()
-        online = self._spread_scores(q, k, scale)
+        online = index.spread_scores([key for key in self._spread if isinstance(key, tuple)])
         for key, group in self._spread.items():
             if isinstance(key, tuple):
                 columns, diagonals = online[key]
@@ -345,15 +339,13 @@ class LayerScorer:
                 assert oracle is not None
                 assert oracle.column_sum is not None
                 columns = oracle.column_sum
-                diagonals = TileMasses(oracle.segment_mass, q.shape[2]).diagonal_sums(key)
+                diagonals = TileMasses(oracle.segment_mass, n).diagonal_sums(key)
             indices.append(
                 prepare(group.candidates, group.rows, columns, diagonals, self.consumer, ranks)
             )
         for last_key, group in self._last_q.items():
             if isinstance(last_key, tuple):
-                columns, offsets = self._index("last_q_scores")(
-                    q, k, scale=scale, last_q=last_key[0]
-                )
+                columns, offsets = index.last_q_scores(last_key[0])
             else:
                 assert oracle is not None
                 assert oracle.column_sum is not None
@@ -363,39 +355,6 @@ class LayerScorer:
                 prepare(group.candidates, group.rows, columns, offsets, self.consumer, ranks)
             )
         return indices
-
-    def _spread_scores(
-        self, q: Tensor, k: Tensor, scale: float
-    ) -> dict[tuple[int, int, int], tuple[Tensor, Tensor]]:
-        """Return column and tile-diagonal scores by (last_q, spread_rows, tile)."""
-        keys = [key for key in self._spread if isinstance(key, tuple)]
-        scores = {}
-        for last_q, spread_rows in dict.fromkeys(key[:2] for key in keys):
-            columns, diagonals = self._index("spread_scores_by_tile")(
-                q,
-                k,
-                scale=scale,
-                last_q=last_q,
-                spread_rows=spread_rows,
-                tiles=[key[2] for key in keys if key[:2] == (last_q, spread_rows)],
-            )
-            for tile, by_diagonal in diagonals.items():
-                scores[last_q, spread_rows, tile] = columns, by_diagonal
-        return scores
-
-    def _index(self, name: str) -> Any:
-        """Return a score function of the online index for the backend."""
-        if self.backend == "triton":
-            return getattr(import_module("patternsearch.kernels.index.triton"), name)
-        return getattr(torch_index, name)
-
-    def _select_top(self) -> SelectTop | None:
-        """Return what takes the highest scores of a row; PyTorch's own way is to sort them all."""
-        if self.backend == "torch":
-            return None
-        from patternsearch.kernels.index.select_triton import select_top
-
-        return select_top
 
     def _score_masses(self, q: Tensor, k: Tensor, **arguments: Any) -> ScoreMasses:
         if self.backend == "torch":
